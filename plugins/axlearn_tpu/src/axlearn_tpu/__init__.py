@@ -1,0 +1,3 @@
+"""TPU support for axcore: instance types, mesh rules, compiler options and Pallas kernels."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,105 @@
+# The README's two commands are `make train` and `make test`. Each makes the environment it needs and
+# takes seconds when nothing changed. Only Python >= 3.11 and make are needed beforehand.
+#
+#   PYTHON=...         interpreter of .venv (default: the first suitable one, see .ci/find-python)
+#   PYTHON_NEWEST=...  interpreter of .venv-newest
+#   WORKERS=2          parallel test processes
+#   ARGS=...           more arguments for pytest, e.g. ARGS="tests/config -x"
+
+SHELL := /bin/sh
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+NEWEST := .venv-newest
+BIN := $(VENV)/bin
+WORKERS ?= 2
+ARGS ?=
+EXTRAS := plots,tensorboard
+PLUGINS := $(sort $(wildcard plugins/axlearn_*))
+PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+EDITABLE := -e ".[$(EXTRAS),parquet]" $(PLUGINS:%=-e ./%)
+PIP_FLAGS := --quiet --disable-pip-version-check
+# Metadata of editable installs is built by the environment's own hatchling: no second download.
+PIP_EDITABLE := install $(PIP_FLAGS) --no-build-isolation
+# What `test-newest` runs: enough to show whether a newer Python and JAX still carry the core.
+NEWEST_TESTS := $(wildcard tests/config tests/plugins tests/module tests/test_module*.py \
+	tests/context tests/test_context*.py tests/train/test_trainer.py)
+
+.PHONY: help train test test-newest lint format dist docs clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "  %-18s %s\n", $$1, $$2 }'
+
+train: $(VENV)/.stamp-train ## Train tiny-lm on this machine, into runs/tiny-lm
+	@echo "==> train: tiny-lm into runs/tiny-lm (run again to go on from the last checkpoint)"
+	@$(BIN)/axcore train tiny-lm --out runs/tiny-lm
+
+test: lint ## Format check, lint, type check and the whole test run
+	@echo "==> test: pytest with $(WORKERS) processes"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+lint: $(VENV)/.stamp-test ## Format check, lint and type check only
+	@echo "==> lint: ruff format, ruff check, pyright"
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.stamp-test ## Format, and mend what ruff can mend
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+test-newest: $(NEWEST)/.stamp-test ## Config, plugins, modules and one training test on the newest Python and JAX
+	@echo "==> test-newest: $$($(NEWEST)/bin/python -c 'import jax, platform; print("Python", platform.python_version(), "jax", jax.__version__)')"
+	@$(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(NEWEST_TESTS)
+
+dist: $(VENV)/.stamp-backend ## Build the seven wheels into dist/
+	@echo "==> dist: $(words . $(PLUGINS)) wheels"
+	@rm -rf dist && mkdir dist
+	@for project in . $(PLUGINS); do \
+		$(BIN)/python -m pip wheel $(PIP_FLAGS) --no-deps --no-build-isolation --wheel-dir dist ./$$project || exit 1; \
+	done
+	@ls dist
+
+docs: $(VENV)/.stamp-docs ## Build the documentation into docs/_build/html
+	@echo "==> docs: docs/_build/html/index.html"
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+clean: ## Remove environments, builds and caches; runs/ stays
+	rm -rf $(VENV) $(NEWEST) dist build docs/_build .pytest_cache .ruff_cache .hypothesis
+	find axcore plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.stamp-venv:
+	@python=$$(PYTHON="$(PYTHON)" .ci/find-python) || exit 1; \
+	echo "==> environment: $(VENV) with $$python"; \
+	"$$python" -m venv $(VENV)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.stamp-backend: $(VENV)/.stamp-venv
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --group build
+	@touch $@
+
+$(VENV)/.stamp-train: $(VENV)/.stamp-backend pyproject.toml
+	@echo "==> install: axcore[$(EXTRAS)] (JAX and what it needs; minutes the first time)"
+	@$(BIN)/python -m pip $(PIP_EDITABLE) -e ".[$(EXTRAS)]"
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-backend $(PROJECTS)
+	@echo "==> install: axcore, its $(words $(PLUGINS)) plugins and the test tools (minutes the first time)"
+	@$(BIN)/python -m pip $(PIP_EDITABLE) $(EDITABLE) --group dev
+	@touch $@ $(VENV)/.stamp-train
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-train
+	@echo "==> install: documentation tools"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --group docs
+	@touch $@
+
+$(NEWEST)/.stamp-test: $(PROJECTS)
+	@python=$$(PYTHON="$(PYTHON_NEWEST)" .ci/find-python 3.13 3.12) || exit 1; \
+	echo "==> environment: $(NEWEST) with $$python and the newest JAX (minutes the first time)"; \
+	"$$python" -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install $(PIP_FLAGS) --upgrade "pip>=25.1"
+	@$(NEWEST)/bin/python -m pip install $(PIP_FLAGS) --group build
+	@$(NEWEST)/bin/python -m pip $(PIP_EDITABLE) --upgrade $(EDITABLE) --group test
+	@touch $@

@@ -1,0 +1,151 @@
+"""What core itself provides, registered the way any plugin registers: names and strings only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from axcore.plugins.hookspecs import hookimpl
+from axcore.plugins.specs import (
+    InstanceTypeSpec,
+    KernelSpec,
+    LayerSpec,
+    MeshRuleSpec,
+    NamedSpec,
+)
+
+__all__: list[str] = []
+
+
+def _xla(op: str) -> KernelSpec:
+    """The pure-XLA reference of an op: runs everywhere, and is the last to be preferred."""
+    return KernelSpec(
+        op=op,
+        implementation="xla",
+        platforms=("*",),
+        target=f"axcore.ops.{op}.xla:{op}",
+        priority=-100,
+        description="pure XLA reference",
+    )
+
+
+@hookimpl
+def axcore_kernels() -> Iterable[KernelSpec]:
+    return (
+        _xla("attention"),
+        _xla("rms_norm"),
+        _xla("layer_norm"),
+        _xla("gated_activation"),
+        _xla("linear_cross_entropy"),
+        _xla("grouped_matmul"),
+    )
+
+
+@hookimpl
+def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
+    return (
+        InstanceTypeSpec(
+            pattern="cpu",
+            family="cpu",
+            platform="cpu",
+            target="axcore.parallel.instances:resolve_cpu",
+            detect="axcore.parallel.instances:detect_cpu",
+            description="this machine's CPU, one device",
+        ),
+        InstanceTypeSpec(
+            pattern="cpu-*",
+            family="cpu",
+            platform="cpu",
+            target="axcore.parallel.instances:resolve_cpu",
+            description="simulated devices on this machine's CPU: cpu-8 has eight",
+        ),
+    )
+
+
+@hookimpl
+def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
+    return (
+        MeshRuleSpec(
+            name="cpu",
+            pattern="cpu",
+            target="axcore.parallel.rules:CPU",
+            reason="one device: nothing to shard",
+        ),
+        MeshRuleSpec(
+            name="cpu-simulated",
+            pattern="cpu-*",
+            target="axcore.parallel.rules:CPU_SIMULATED",
+            reason="simulated devices are for checking shardings: shard parameters over all",
+        ),
+    )
+
+
+@hookimpl
+def axcore_layers() -> Iterable[LayerSpec]:
+    return tuple(
+        LayerSpec(name=name, target=f"axcore.layers:{name}")
+        for name in (
+            "Linear",
+            "Embedding",
+            "RMSNorm",
+            "LayerNorm",
+            "Dropout",
+            "Attention",
+            "FeedForward",
+            "TransformerLayer",
+            "StackedTransformer",
+            "RepeatedTransformer",
+            "Decoder",
+            "CausalLM",
+        )
+    )
+
+
+@hookimpl
+def axcore_experiments() -> Iterable[NamedSpec]:
+    return (
+        NamedSpec(
+            "tiny-lm",
+            "axcore.experiments:tiny_lm",
+            description="byte-level language model of 0.12M parameters; a minute on a laptop",
+        ),
+    )
+
+
+@hookimpl
+def axcore_optimizers() -> Iterable[NamedSpec]:
+    return (
+        NamedSpec("adamw", "optax:adamw"),
+        NamedSpec("adafactor", "optax:adafactor"),
+        NamedSpec("lion", "optax:lion"),
+        NamedSpec("sgd", "optax:sgd"),
+        NamedSpec("muon", "optax.contrib:muon"),
+    )
+
+
+@hookimpl
+def axcore_sources() -> Iterable[NamedSpec]:
+    return (
+        NamedSpec("text", "axcore.data:TextSource"),
+        NamedSpec("jsonl", "axcore.data:JsonlSource"),
+        NamedSpec("parquet", "axcore.data:ParquetSource"),
+        NamedSpec("python-reference", "axcore.data:PythonReferenceSource"),
+    )
+
+
+@hookimpl
+def axcore_tokenizers() -> Iterable[NamedSpec]:
+    return (NamedSpec("byte", "axcore.data:ByteTokenizer"),)
+
+
+@hookimpl
+def axcore_writers() -> Iterable[NamedSpec]:
+    return (
+        NamedSpec("jsonl", "axcore.train:JsonlWriter"),
+        NamedSpec("tensorboard", "axcore.train:TensorBoardWriter"),
+        NamedSpec("console", "axcore.train:ConsoleWriter"),
+    )
+
+
+@hookimpl
+def axcore_checkpointers() -> Iterable[NamedSpec]:
+    return (NamedSpec("orbax", "axcore.checkpoint:Checkpointer"),)

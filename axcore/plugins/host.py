@@ -1,0 +1,461 @@
+"""The plugin host: everything that core and the active plugins provide."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import importlib_metadata
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from axcore.errors import PluginError, did_you_mean
+
+from ._collect import Collected, collect
+from ._select import ActiveSet, select_active
+from ._values import FrozenMap
+from .discovery import (
+    Candidate,
+    EntryPointLike,
+    Fault,
+    find_candidates,
+    import_plugin,
+    requirements,
+    satisfies,
+    top_level,
+    unmet_core_requirement,
+)
+from .hookspecs import HOOKS
+from .records import PluginRecord
+from .registry import Registry, lookup_error
+from .specs import (
+    CallbackSpec,
+    CompilerOptionSpec,
+    CompilerSpec,
+    InstanceTypeSpec,
+    KernelSpec,
+    LayerSpec,
+    MeshRuleSpec,
+    NamedSpec,
+    QuantizationSpec,
+    Spec,
+    pattern_matches,
+    specificity,
+)
+
+__all__ = ["CORE", "PluginHost", "filters_from_environment", "host", "reset_host"]
+
+CORE = "axcore"
+
+
+class PluginHost:
+    """Imports plugins, keeps a record of each, and serves what the active ones provide.
+
+    A broken plugin becomes a record; looking up a name that nobody provides raises.
+
+    Args:
+        entry_points: The plugins; None finds the installed ones.
+        builtin: The plugin object of core itself; None takes ``axcore.builtin``.
+        core_version: Version to hold plugins' requirements against; None takes this core's.
+        load: Distributions or entry points to load; None loads all, an empty one none.
+        disable: Distributions or entry points to leave out.
+        strict: Raise unless every plugin is active or disabled.
+
+    Attributes:
+        records: One record for each entry point, core first, then sorted by distribution.
+        unmatched_filters: Names in ``load`` or ``disable`` that no installed plugin has.
+
+    Raises:
+        PluginError: ``strict`` and a plugin is neither active nor disabled.
+    """
+
+    kernels: Registry[KernelSpec]
+    instance_types: Registry[InstanceTypeSpec]
+    compilers: Registry[CompilerSpec]
+    mesh_rules: Registry[MeshRuleSpec]
+    compiler_options: Registry[CompilerOptionSpec]
+    quantization: Registry[QuantizationSpec]
+    layers: Registry[LayerSpec]
+    modifiers: Registry[NamedSpec]
+    experiments: Registry[NamedSpec]
+    optimizers: Registry[NamedSpec]
+    sources: Registry[NamedSpec]
+    tokenizers: Registry[NamedSpec]
+    writers: Registry[NamedSpec]
+    checkpointers: Registry[NamedSpec]
+    launchers: Registry[NamedSpec]
+    converters: Registry[NamedSpec]
+    commands: Registry[NamedSpec]
+    callbacks: Registry[CallbackSpec]
+
+    def __init__(
+        self,
+        entry_points: Iterable[Candidate | EntryPointLike] | None = None,
+        *,
+        builtin: object = None,
+        core_version: str | None = None,
+        load: Iterable[str] | None = None,
+        disable: Iterable[str] = (),
+        strict: bool = False,
+    ):
+        if core_version is None:
+            from axcore import __version__ as core_version
+        if builtin is None:
+            from axcore import builtin
+        given = find_candidates() if entry_points is None else entry_points
+        candidates = [
+            c if isinstance(c, Candidate) else Candidate.from_entry_point(c) for c in given
+        ]
+        # Sorted, so that no result depends on the order in which they are found.
+        candidates.sort(key=lambda c: (c.distribution, c.name))
+        load = None if load is None else tuple(load)
+        disable = tuple(disable)
+        installed = {n for c in candidates for n in (c.distribution, c.name)}
+        named = (*(load or ()), *disable)
+        self.unmatched_filters = tuple(
+            sorted(n for n in named if n not in installed and canonicalize_name(n) not in installed)
+        )
+        self.core_version = core_version
+        self._candidates = {(c.distribution, c.name): c for c in candidates}
+        core = Candidate(CORE, core_version, "core", lambda: builtin, packages=frozenset({CORE}))
+        collected: list[tuple[Candidate, Collected]] = [(core, collect("core", builtin))]
+        faults: list[tuple[Candidate, Fault]] = []
+        enabled: list[Candidate] = []
+        for candidate in candidates:
+            reason = _filtered(candidate, load, disable)
+            if reason:
+                faults.append((candidate, Fault("disabled", reason)))
+            else:
+                enabled.append(candidate)
+        for candidate in enabled:
+            try:
+                _check_metadata(candidate, enabled, core_version)
+                collected.append((candidate, collect(candidate.name, import_plugin(candidate))))
+            except Fault as fault:
+                faults.append((candidate, fault))
+        conflicts = _collisions(collected)
+        records: list[PluginRecord] = []
+        active: list[tuple[str, Collected]] = []
+        for candidate, specs in collected:
+            conflict = conflicts.get(id(specs))
+            if conflict is None:
+                active.append((candidate.distribution, specs))
+            records.append(_record(candidate, conflict, specs))
+        records += [_record(candidate, fault, None) for candidate, fault in faults]
+        records.sort(key=lambda r: (r.distribution != CORE, r.distribution, r.name))
+        self.records = tuple(records)
+        self._register(active)
+        if strict:
+            self.check_all_active()
+
+    def _register(self, active: list[tuple[str, Collected]]) -> None:
+        for hook in HOOKS:
+            entries: dict[str, tuple[Spec, str]] = {}
+            for distribution, collected in active:
+                for spec in collected.specs.get(hook.kind, ()):
+                    name = f"{distribution}:{spec.name}" if hook.qualified else spec.name
+                    entries[name] = (spec, distribution)
+            setattr(self, hook.kind, Registry(hook.kind, entries, lambda: self.records))
+
+    def registries(self) -> Mapping[str, Registry[Any]]:
+        """Returns kind -> registry."""
+        return FrozenMap({hook.kind: getattr(self, hook.kind) for hook in HOOKS})
+
+    def check_all_active(self) -> None:
+        """Raises unless every plugin is active or disabled.
+
+        Raises:
+            PluginError: Names each that is not, and why.
+        """
+        bad = [r for r in self.records if r.status not in ("active", "disabled")]
+        if bad or self.unmatched_filters:
+            reasons = [f"{r.label} is {r.status}: {r.reason}" for r in bad]
+            reasons += [f"no installed plugin is called {n!r}" for n in self.unmatched_filters]
+            causes = [r.error for r in bad if r.error is not None]
+            cause = causes[0] if len(causes) == 1 else None
+            if len(causes) > 1:
+                cause = BaseExceptionGroup("plugins that failed", causes)
+            raise PluginError(
+                "; ".join(reasons),
+                code="AX206",
+                hint="uninstall or repair them, disable them with AXCORE_DISABLE_PLUGINS, "
+                "or unset AXCORE_STRICT_PLUGINS",
+            ) from cause
+
+    def digest(self) -> str:
+        """Returns a hex digest of core, the active plugins, their versions and specs.
+
+        Processes of one run compare it before anything compiles.
+        """
+        lines = [f"{r.distribution}=={r.version} {r.name}" for r in self.active_records()]
+        for kind, registry in self.registries().items():
+            lines += [f"{kind} {owner} {spec!r}" for _, spec, owner in registry.items()]
+        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+    def active_records(self) -> tuple[PluginRecord, ...]:
+        """Returns the records whose status is active, core's first."""
+        return tuple(r for r in self.records if r.status == "active")
+
+    def instance_type(self, instance: str) -> InstanceTypeSpec:
+        """Returns the instance type that covers ``instance``.
+
+        Within a distribution the most specific pattern wins; two distributions that both cover
+        the name are an error, so that installing one never changes what the other's name means.
+
+        Raises:
+            PluginLookupError: No active plugin covers it.
+            PluginError: Two distributions cover it.
+        """
+        best: dict[str, InstanceTypeSpec] = {}
+        for pattern, spec, owner in self.instance_types.items():
+            if pattern_matches(pattern, instance):
+                other = best.get(owner)
+                if other is None or specificity(pattern) > specificity(other.pattern):
+                    best[owner] = spec
+        if not best:
+            raise lookup_error(
+                f"no instance type covers {instance!r}",
+                instance,
+                self.instance_types.names(),
+                self.records,
+            )
+        if len(best) > 1:
+            claims = " and ".join(f"{o} ({s.pattern!r})" for o, s in sorted(best.items()))
+            raise PluginError(
+                f"instance {instance!r} is claimed by {claims}",
+                code="AX207",
+                hint="leave one out with AXCORE_DISABLE_PLUGINS",
+            )
+        return next(iter(best.values()))
+
+    def owner_of_instance(self, instance: str) -> str:
+        """Returns the distribution whose instance type covers ``instance``.
+
+        Raises:
+            PluginLookupError: No active plugin covers it.
+            PluginError: Two distributions cover it.
+        """
+        return self.instance_types.owner(self.instance_type(instance).name)
+
+    def active_for(self, instance: str, use: Iterable[str] = ()) -> ActiveSet:
+        """Returns the rules, options and kernels that act on ``instance``.
+
+        These are core's own, those of the distribution that owns the instance type, those of the
+        one that owns its platform (provides the compiler), and those of ``use``. What other
+        distributions provide for it are candidates only.
+
+        Args:
+            instance: The instance's name.
+            use: Further distributions, or entry points, to draw on.
+
+        Raises:
+            PluginLookupError: Nobody covers the instance, or a name in ``use`` is not active.
+            PluginError: Two distributions cover it.
+        """
+        spec = self.instance_type(instance)
+        owners = {CORE, self.instance_types.owner(spec.name)}
+        if spec.platform in self.compilers:
+            owners.add(self.compilers.owner(spec.platform))
+        owners |= {self._distribution(name) for name in use}
+        return select_active(
+            instance,
+            spec,
+            frozenset(owners),
+            mesh_rules=self.mesh_rules,
+            compiler_options=self.compiler_options,
+            kernels=self.kernels,
+        )
+
+    def _distribution(self, name: str) -> str:
+        for record in self.active_records():
+            if name == record.name or canonicalize_name(name) == record.distribution:
+                return record.distribution
+        known = tuple(r.distribution for r in self.active_records())
+        raise lookup_error(f"use names {name!r}, no active plugin", name, known, self.records)
+
+    def check_required(self, required: Iterable[str]) -> None:
+        """Checks requirements such as ``"axlearn-tpu>=0.1,<0.2"``.
+
+        Raises:
+            PluginError: A plugin is missing, not active or of another version.
+        """
+        for text in required:
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement as error:
+                raise PluginError(
+                    f"required plugin {text!r} is not a requirement such as "
+                    f"'axlearn-tpu>=0.1,<0.2': {error}",
+                    code="AX205",
+                ) from error
+            name = canonicalize_name(requirement.name)
+            records = [r for r in self.records if r.distribution == name]
+            if not records:
+                known = [r.distribution for r in self.records]
+                raise PluginError(
+                    f"required plugin {text!r} is not installed",
+                    code="AX205",
+                    hint=did_you_mean(name, known) or f"pip install '{text}'",
+                )
+            for record in records:
+                if record.status != "active":
+                    raise PluginError(
+                        f"required plugin {text!r} is {record.status}: {record.reason}",
+                        code="AX205",
+                        where=record.label,
+                        hint=f"axcore plugins show {record.distribution}",
+                    ) from record.error
+                if not satisfies(requirement, record.version):
+                    raise PluginError(
+                        f"required plugin {text!r} is installed as {record.version}",
+                        code="AX205",
+                        hint=f"pip install '{text}'",
+                    )
+
+    def trusted_packages(self) -> frozenset[str]:
+        """Returns the top-level packages that config texts may name without ``--trust``.
+
+        These are core, the active plugins, and what each of them declares as a dependency.
+        """
+        packages = {CORE}
+        requires = list(_core_requires())
+        for record in self.active_records():
+            candidate = self._candidates.get((record.distribution, record.name))
+            if candidate is not None:
+                packages |= candidate.packages
+                requires += candidate.requires
+        for name in {canonicalize_name(r.name) for r in requirements(requires)}:
+            try:
+                packages |= top_level(importlib_metadata.distribution(name))
+            except importlib_metadata.PackageNotFoundError:
+                continue  # optional, or for another machine
+        return frozenset(packages)
+
+
+def _core_requires() -> tuple[str, ...]:
+    try:
+        return tuple(importlib_metadata.requires(CORE) or ())
+    except importlib_metadata.PackageNotFoundError:
+        return ()  # run from a source tree that is not installed
+
+
+def _filtered(
+    candidate: Candidate, load: tuple[str, ...] | None, disable: tuple[str, ...]
+) -> str | None:
+    """Returns why a filter leaves ``candidate`` out, or None."""
+
+    def named(names: tuple[str, ...]) -> bool:
+        return any(
+            n == candidate.name or canonicalize_name(n) == candidate.distribution for n in names
+        )
+
+    if load is not None and not named(load):
+        return "not among the plugins to load" if load else "plugins are switched off"
+    if named(disable):
+        return "disabled by name"
+    return None
+
+
+def _check_metadata(candidate: Candidate, enabled: list[Candidate], core_version: str) -> None:
+    if candidate.fault is not None:
+        raise candidate.fault
+    unmet = unmet_core_requirement(candidate.requires, core_version)
+    if unmet:
+        raise Fault("incompatible", f"wants {unmet}, this is axcore {core_version}")
+    twins = sorted(
+        c.distribution for c in enabled if c.name == candidate.name and c is not candidate
+    )
+    if twins:
+        raise Fault(
+            "conflicting",
+            f"distributions {candidate.distribution} and {', '.join(twins)} both have an entry "
+            f"point called {candidate.name!r}",
+        )
+
+
+def _collisions(collected: list[tuple[Candidate, Collected]]) -> dict[int, Fault]:
+    """Finds names given twice. Core keeps its names; otherwise neither side has them."""
+    holders: dict[tuple[str, str], list[tuple[Candidate, Collected]]] = {}
+    for hook in HOOKS:
+        for candidate, specs in collected:
+            for spec in specs.specs.get(hook.kind, ()):
+                owner = candidate.distribution if hook.qualified else ""
+                key = (hook.kind, f"{owner}:{spec.name}" if owner else spec.name)
+                holders.setdefault(key, []).append((candidate, specs))
+    reasons: dict[int, list[str]] = {}
+    for (kind, name), group in holders.items():
+        if len(group) < 2:
+            continue
+        who = " and ".join(f"{c.distribution} ({c.name})" for c, _ in group)
+        for candidate, specs in group:
+            if candidate.distribution != CORE:
+                reasons.setdefault(id(specs), []).append(f"{who} both provide {kind} {name!r}")
+    return {key: Fault("conflicting", "; ".join(why)) for key, why in reasons.items()}
+
+
+def _record(candidate: Candidate, fault: Fault | None, specs: Collected | None) -> PluginRecord:
+    return PluginRecord(
+        distribution=candidate.distribution,
+        version=candidate.version,
+        name=candidate.name,
+        status=fault.status if fault else "active",
+        reason=fault.reason if fault else "",
+        provides=FrozenMap(specs.names() if specs else {}),
+        error=fault.error if fault else None,
+    )
+
+
+def filters_from_environment() -> dict[str, Any]:
+    """Returns the arguments of :class:`PluginHost` that the environment sets.
+
+    ``AXCORE_LOAD_PLUGINS`` (names, separated by commas; empty means none),
+    ``AXCORE_DISABLE_PLUGINS`` and ``AXCORE_STRICT_PLUGINS`` (``1`` or ``0``).
+
+    Raises:
+        PluginError: ``AXCORE_STRICT_PLUGINS`` is something else.
+    """
+    load = os.environ.get("AXCORE_LOAD_PLUGINS")
+    strict = os.environ.get("AXCORE_STRICT_PLUGINS", "")
+    if strict not in ("", "0", "1"):
+        raise PluginError(f"AXCORE_STRICT_PLUGINS is {strict!r}, expected '1' or '0'", code="AX206")
+    return {
+        "load": None if load is None else _names(load),
+        "disable": _names(os.environ.get("AXCORE_DISABLE_PLUGINS", "")),
+        "strict": strict == "1",
+    }
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+_lock = threading.Lock()
+_host: PluginHost | None = None
+
+
+def host() -> PluginHost:
+    """Returns the process's plugin host, made on first use with the environment's filters.
+
+    Raises:
+        PluginError: ``AXCORE_STRICT_PLUGINS=1`` and a plugin is neither active nor disabled.
+    """
+    global _host
+    with _lock:
+        if _host is None:
+            _host = PluginHost(**filters_from_environment())
+        return cast("PluginHost", _host)
+
+
+def reset_host(replacement: PluginHost | None = None) -> PluginHost | None:
+    """Replaces the process's host and returns the former one, for tests and ``--no-plugins``.
+
+    Args:
+        replacement: The new host; None makes a fresh one on next use.
+    """
+    global _host
+    with _lock:
+        former, _host = _host, replacement
+        return former

@@ -1,0 +1,1 @@
+"""For plugin authors: conformance suites to subclass, and fixtures. Imports nothing heavy."""

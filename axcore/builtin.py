@@ -125,10 +125,11 @@ def axcore_optimizers() -> Iterable[NamedSpec]:
 @hookimpl
 def axcore_sources() -> Iterable[NamedSpec]:
     return (
-        NamedSpec("text", "axcore.data:TextSource"),
-        NamedSpec("jsonl", "axcore.data:JsonlSource"),
-        NamedSpec("parquet", "axcore.data:ParquetSource"),
-        NamedSpec("python-reference", "axcore.data:PythonReferenceSource"),
+        NamedSpec("text", "axcore.data:TextFiles"),
+        NamedSpec("jsonl", "axcore.data:JsonLines"),
+        NamedSpec("parquet", "axcore.data:Parquet"),
+        NamedSpec("python-reference", "axcore.data:PythonReference"),
+        NamedSpec("mixture", "axcore.data:Mixture"),
     )
 
 

@@ -1,12 +1,13 @@
 """Data: sources of documents, tokenizers, packing and the input pipeline.
 
-A source gives documents with random access; a tokenizer makes ids of them; ``TextInput`` splits off held-out
-documents, shuffles, packs and deals to rows, and its position is saved and restored exactly on any
-number of processes.
+A source gives documents with random access; a tokenizer makes ids of them; ``TextInput`` splits off
+held-out documents, shuffles, packs and deals to rows, and its position is saved and restored
+exactly on any number of processes.
 
-Built on grain where it earns its place: the epoch permutation (``index_shuffle``), the state protocol of
-iterators, and thread prefetching. grain is imported when the first iterator is made, because its import
-takes longer than everything else here; likewise pyarrow when a Parquet file is opened.
+Built on grain where it earns its place: the epoch permutation (``index_shuffle``), the state
+protocol of iterators, and thread prefetching. grain is imported when the first iterator is made,
+because its import takes longer than everything else here; likewise pyarrow when a Parquet file is
+opened.
 """
 
 from axcore.data._heldout import HeldoutBatches

@@ -35,7 +35,7 @@ class _File:
 
 
 class SpanSource(BaseSource):
-    """Files whose documents are spans of bytes. Subclasses say where the spans are and what they hold."""
+    """Files whose documents are spans of bytes; a subclass says where they are and what they hold."""
 
     class Config(BaseSource.Config):
         """Which files, and what to do with bad ones."""
@@ -44,7 +44,8 @@ class SpanSource(BaseSource):
         paths: Required[tuple[str, ...]] = REQUIRED
         # Empty, binary and unreadable files: an error, or left out, counted and reported.
         on_bad_file: Literal["error", "skip"] = "error"
-        # Decompressed gzip files kept in memory: random access into gzip costs a whole file each time.
+        # Decompressed gzip files kept in memory: random access into gzip costs a whole file each
+        # time.
         cache_bytes: int = 2**30
 
     def __init__(self, cfg: Config):
@@ -58,7 +59,7 @@ class SpanSource(BaseSource):
 
     @abc.abstractmethod
     def _spans(self, path: Path, data: Buffer) -> np.ndarray:
-        """Returns the spans of the documents in ``data``, shape (documents, 2); checks all of it."""
+        """Returns the spans of the documents in ``data``, shape (documents, 2), and checks it."""
 
     @abc.abstractmethod
     def _text(self, data: bytes) -> str:

@@ -31,7 +31,8 @@ def expand_paths(paths: Sequence[str]) -> list[Path]:
         paths: Files or patterns (``*``, ``?``, ``[...]``, ``**``); ``~`` is the home directory.
 
     Raises:
-        DataError: No path is given, a path does not exist or is a directory, or a pattern matches nothing.
+        DataError: No path is given, a path does not exist or is a directory, or a pattern matches
+        nothing.
     """
     if not paths:
         raise DataError(

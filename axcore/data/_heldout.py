@@ -18,8 +18,8 @@ class HeldoutBatches:
     """Batches of every held-out document once, always the same; iterate it as often as you like.
 
     Rows are filled one after another with the documents in the source's order. The last batch is
-    filled up with padding (segment 0, no target). Every process walks all documents and keeps its rows, so
-    the batches do not depend on the process count.
+    filled up with padding (segment 0, no target). Every process walks all documents and keeps its
+    rows, so the batches do not depend on the process count.
 
     Bits per byte of a model are the summed loss in nats over all targets / ln 2 / ``num_bytes``:
     the end of each document is predicted too and its cost counted, its id is no byte of text.
@@ -74,12 +74,13 @@ class HeldoutBatches:
 
     @property
     def num_targets(self) -> int:
-        """Targets of one pass: True entries of ``target_mask`` in all batches of all rows together."""
+        """Targets of one pass: the True entries of ``target_mask`` over all batches and rows."""
         return self._sizes[1]
 
     def __len__(self) -> int:
         """Returns the number of batches, the padded one included."""
-        return -(-self.num_targets // (self._batch_size * self._seq_len))
+        per_batch = self._batch_size * self._seq_len
+        return (self.num_targets + per_batch - 1) // per_batch
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields batches of shape (rows, T); see ``axcore.data.empty_batch``."""

@@ -22,12 +22,13 @@ from axcore.errors import DataError
 __all__ = ["BaseInput", "TextInput"]
 
 # Places whose documents are part of a saved position's origin: they change with the data, with the
-# seed and with the permutation's algorithm, so that none of these can replay or skip data unnoticed.
+# seed and with the permutation's algorithm, so that none of these can replay or skip data
+# unnoticed.
 _PROBED_PLACES = 16
 
 
 class BaseInput(Configurable, abc.ABC):
-    """What the trainer needs of its input. A global batch has ``batch_size`` rows of ``seq_len`` tokens."""
+    """The role of a trainer's input: batches of ``batch_size`` rows of ``seq_len`` tokens."""
 
     class Config(Configurable.Config):
         """The batch's shape; by default the trainer's own."""
@@ -78,10 +79,10 @@ class BaseInput(Configurable, abc.ABC):
 class TextInput(BaseInput):
     """Text documents as language-model batches.
 
-    Each row of the global batch is a stream of its own: the document at place i of the training order
-    (epoch after epoch, each a new permutation) goes to row i mod ``batch_size`` and is packed there. So
-    batch n depends on this configuration and n only, a process feeds just the rows its devices own, and
-    a saved position restores on any number of processes.
+    Each row of the global batch is a stream of its own: the document at place i of the training
+    order (epoch after epoch, each a new permutation) goes to row i mod ``batch_size`` and is packed
+    there. So batch n depends on this configuration and n only, a process feeds just the rows its
+    devices own, and a saved position restores on any number of processes.
 
     Making it touches no file; ``prepare``, ``iterator`` and ``heldout`` do.
     """

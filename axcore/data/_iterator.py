@@ -1,9 +1,10 @@
 """Batches in training order, with a position that can be saved and restored exactly.
 
-The inner iterator speaks grain's checkpoint protocol (``__next__``, ``get_state``, ``set_state``), so grain's
-thread prefetching applies: it stores with each batch the state *after that batch*, hence a saved position
-never runs ahead of the batches handed out. What grain has beyond that (batching, packing, slicing
-datasets per process) keeps state per process, shaped by the process count; here state belongs to rows.
+The inner iterator speaks grain's checkpoint protocol (``__next__``, ``get_state``, ``set_state``),
+so grain's thread prefetching applies: it stores with each batch the state *after that batch*, hence
+a saved position never runs ahead of the batches handed out. What grain has beyond that (batching,
+packing, slicing datasets per process) keeps state per process, shaped by the process count; here
+state belongs to rows.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class BatchIterator(Iterator[Batch]):
         """Returns the next batch: arrays of shape (rows, T), see ``axcore.data.empty_batch``.
 
         Raises:
-            DataError: Reading failed (also when it failed in the background), or the iterator is closed.
+            DataError: Reading failed (also when it failed in the background), or the iterator is
+            closed.
         """
         if self._closed:
             raise DataError(
@@ -123,7 +125,7 @@ class BatchIterator(Iterator[Batch]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position that ``state`` or ``merge_states`` gave; more rows than its own are fine.
+        """Goes to a position from ``state`` or ``merge_states``; it may hold more rows than needed.
 
         Raises:
             DataError: The position is of other data, another seed or batch size, or lacks a row.

@@ -17,9 +17,12 @@ __all__ = ["JsonLines"]
 
 
 class JsonLines(SpanSource):
-    """A JSON object per line, plain or gzip; one string field is the document. Blank lines are ignored.
+    """A JSON object per line, plain or gzip; one string field is the document.
 
-    Every line is parsed once before training, so that a broken one is an error then and not hours later.
+    Blank lines are ignored.
+
+    Every line is parsed once before training, so that a broken one is an error then and not hours
+    later.
 
     Example:
         ``JsonLines.Config(paths=("web-*.jsonl.gz",), field="content", on_bad_line="skip")``
@@ -29,8 +32,8 @@ class JsonLines(SpanSource):
         """Which files, which field, and what to do with broken lines."""
 
         field: str = "text"
-        # A line that is not an object with a string in ``field``: an error that names file and line,
-        # or left out, counted and reported.
+        # A line that is not an object with a string in ``field``: an error that names file and
+        # line, or left out, counted and reported.
         on_bad_line: Literal["error", "skip"] = "error"
 
     def __init__(self, cfg: Config):

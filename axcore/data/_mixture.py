@@ -18,9 +18,9 @@ __all__ = ["Mixture"]
 class Mixture(BaseSource):
     """Draws documents from several sources in proportion to their weights, deterministically.
 
-    Weights are shares of *documents* drawn, and exact in every 10,000 draws. Each source runs through
-    its own epochs: a small one with a large weight simply comes round more often. A mixture may
-    contain mixtures.
+    Weights are shares of *documents* drawn, and exact in every 10,000 draws. Each source runs
+    through its own epochs: a small one with a large weight simply comes round more often. A mixture
+    may contain mixtures.
 
     Example:
         ``Mixture.Config(sources={"web": JsonLines.Config(...), "code": TextFiles.Config(...)},

@@ -4,10 +4,11 @@ Everything here is a pure function of (documents, weights, seed), with random ac
 document of training is found without having seen the k - 1 before it. That is what lets every row
 of the batch be a stream of its own whose position is two integers.
 
-The epoch permutation is grain's ``index_shuffle`` (a keyed bijection: 6 us per document, no memory),
-also where an array-based shuffle would need 8 bytes per document and process.
-Grain's ``MapDataset.mix`` is not used: it rounds weights to whole percents of the smallest one, and its
-fixed pattern can tie a row of the batch to one source when the pattern's length divides by the batch size.
+The epoch permutation is grain's ``index_shuffle`` (a keyed bijection: 6 us per document, no
+memory), also where an array-based shuffle would need 8 bytes per document and process. Grain's
+``MapDataset.mix`` is not used: it rounds weights to whole percents of the smallest one, and its
+fixed pattern can tie a row of the batch to one source when the pattern's length divides by the
+batch size.
 """
 
 from __future__ import annotations

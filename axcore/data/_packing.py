@@ -1,10 +1,10 @@
 """Documents to rows: (input, target) pairs, cut to rows of ``seq_len``.
 
-A document of tokens ``t1 ... tn`` becomes the sequence ``bos t1 ... tn eos`` and this the n + 1 pairs
-``(bos, t1), (t1, t2), ..., (tn, eos)``. Rows are filled with pairs, not with tokens: no target is lost at
-a row's edge and none crosses from one document into the next, so every token of every document is a
-target exactly once per epoch and no training position is wasted on a masked target.
-A document longer than what is left of a row goes on in the next row; it is never dropped.
+A document of tokens ``t1 ... tn`` becomes the sequence ``bos t1 ... tn eos`` and this the n + 1
+pairs ``(bos, t1), (t1, t2), ..., (tn, eos)``. Rows are filled with pairs, not with tokens: no
+target is lost at a row's edge and none crosses from one document into the next, so every token of
+every document is a target exactly once per epoch and no training position is wasted on a masked
+target. A document longer than what is left of a row goes on in the next row; it is never dropped.
 
 Legend: B rows, T = ``seq_len``.
 """
@@ -27,9 +27,9 @@ def empty_batch(num_rows: int, seq_len: int, pad_id: int = 0) -> Batch:
     """Returns a batch that is all padding.
 
     Returns:
-        ``input_ids``, ``target_ids`` (token ids), ``segment_ids`` (1, 2, ... per document of the row, 0 for
-        padding), ``positions`` (0, 1, ... within the document's part in this row), all (B, T) int32,
-        and ``target_mask`` (B, T) bool, False where no loss is taken.
+        ``input_ids``, ``target_ids`` (token ids), ``segment_ids`` (1, 2, ... per document of the
+        row, 0 for padding), ``positions`` (0, 1, ... within the document's part in this row), all
+        (B, T) int32, and ``target_mask`` (B, T) bool, False where no loss is taken.
     """
     shape = (num_rows, seq_len)
     return {
@@ -44,8 +44,8 @@ def empty_batch(num_rows: int, seq_len: int, pad_id: int = 0) -> Batch:
 def document_sequence(tokenizer: BaseTokenizer, text: str) -> np.ndarray:
     """Returns the token sequence whose neighbours are training pairs, shape (n + 2,), int32.
 
-    Without a bos id the eos id opens the document (GPT-2's convention); with neither, the first token
-    has no target. An empty text gives an empty sequence: there is nothing to learn from it.
+    Without a bos id the eos id opens the document (GPT-2's convention); with neither, the first
+    token has no target. An empty text gives an empty sequence: there is nothing to learn from it.
     """
     tokens = tokenizer.encode(text)
     if len(tokens) == 0:
@@ -80,7 +80,7 @@ class RowStream:
         self.document, self.offset = document, offset
 
     def fill(self, batch: Batch, row: int) -> int:
-        """Fills ``batch`` at ``row`` with the next pairs; returns how many (fewer only at the end)."""
+        """Fills ``batch`` at ``row``; returns how many pairs it took (fewer only at the end)."""
         seq_len = batch["input_ids"].shape[1]
         filled = 0
         segment = 0

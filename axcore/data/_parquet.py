@@ -63,7 +63,8 @@ class Parquet(BaseSource):
         """Reads and checks every file's footer.
 
         Raises:
-            DataError: pyarrow is not installed; a file is missing, no Parquet file, without the column,
+            DataError: pyarrow is not installed; a file is missing, no Parquet file, without the
+            column,
                 or all are without rows.
         """
         with self._lock:

@@ -76,7 +76,7 @@ class PythonReference(BaseSource):
         return hashlib.sha256(joined.encode("utf-8")).hexdigest()
 
     def describe(self) -> dict[str, object]:
-        """Returns what a report says about the data: Python's version and the text's SHA-256 too."""
+        """Returns what a report says about the data, Python's version and the text's SHA-256."""
         return super().describe() | {
             "python": platform.python_version(),
             "bytes": sum(d.num_bytes for d in self._all()),

@@ -42,7 +42,8 @@ class BaseSource(Configurable, abc.ABC):
 
     Making a source touches nothing: an experiment can be built, compiled for other hardware and
     explained where its data are not. ``prepare`` finds and checks the data, and everything that
-    needs them calls it. It also satisfies grain's ``RandomAccessDataSource``: ``grain.MapDataset.source(source)``.
+    needs them calls it. It also satisfies grain's ``RandomAccessDataSource``:
+    ``grain.MapDataset.source(source)``.
     """
 
     class Config(Configurable.Config):
@@ -73,11 +74,11 @@ class BaseSource(Configurable, abc.ABC):
 
     @abc.abstractmethod
     def hashes(self) -> np.ndarray:
-        """Returns a hash of each document's id, shape (documents,), uint64: it decides the split."""
+        """Returns a hash of each document's id, which decides the split: (documents,), uint64."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Returns a digest that changes when the documents change; a saved position depends on it."""
+        """Returns a digest that changes with the documents; saved positions carry it."""
 
     def groups(self) -> Sequence[Group]:
         """Returns the parts that are mixed by weight; one part unless the source is a mixture."""

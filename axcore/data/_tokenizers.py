@@ -120,8 +120,8 @@ def load_tokenizer(directory: str | Path, trusted: tuple[str, ...] = ()) -> Base
 class ByteTokenizer(BaseTokenizer):
     """UTF-8 bytes as tokens: ids 0-255 are bytes, 256 opens a document, 257 closes it, 258 pads.
 
-    Nothing to train, nothing to download, every text survives a round trip. The vocabulary is 264: 259
-    rounded up to a multiple of 8, so that the embedding's rows can be divided among devices and
+    Nothing to train, nothing to download, every text survives a round trip. The vocabulary is 264:
+    259 rounded up to a multiple of 8, so that the embedding's rows can be divided among devices and
     vector lanes; the five ids left over are never produced.
     """
 

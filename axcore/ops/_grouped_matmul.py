@@ -1,0 +1,77 @@
+"""Grouped matmul: rows in consecutive groups, each group with a matrix of its own (mixture of experts)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from axcore.errors import OpError
+from axcore.ops._select import Operand, dispatch
+
+__all__ = ["grouped_matmul", "grouped_matmul_xla"]
+
+
+def grouped_matmul(
+    rows: Float[Array, "M K"],
+    weights: Float[Array, "E K N"],
+    group_sizes: Int[Array, " E"],
+    *,
+    preferred_element_type: str | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "M N"]:
+    r"""Multiplies each group of rows with its own matrix.
+
+    With group e covering rows :math:`s_e \le i < s_{e+1}`, where :math:`s` is the running sum of sizes,
+    :math:`o_i = r_i W_e`. Rows past the last group give zeros.
+
+    Args:
+        rows: (M, K), sorted by group.
+        weights: (E, K, N).
+        group_sizes: (E,) int32, rows in each group; their sum is at most M.
+        preferred_element_type: Dtype of the result; by default that of ``rows``.
+        implementation: Forces a kernel by name.
+
+    Returns:
+        (M, N); sums are float32 (or wider) inside.
+
+    Raises:
+        OpError: Shapes do not fit, or no acceptable kernel serves the call.
+
+    References:
+        MegaBlocks, arXiv:2211.15841.
+    """
+    m_k, e_k_n, e = rows.shape, weights.shape, group_sizes.shape
+    if len(m_k) != 2 or len(e_k_n) != 3 or m_k[1] != e_k_n[1] or e != e_k_n[:1]:
+        raise OpError(
+            f"grouped_matmul got rows {m_k}, weights {e_k_n}, group_sizes {e}:"
+            " expected (M, K), (E, K, N), (E,)",
+            code="AX402",
+        )
+    return dispatch(
+        "grouped_matmul",
+        {
+            "rows": Operand(rows, ("batch", "embed")),
+            "weights": Operand(weights, ("experts", "embed", "mlp")),
+            "group_sizes": Operand(group_sizes, ("experts",)),
+        },
+        output_axes=("batch", "mlp"),
+        static={"preferred_element_type": preferred_element_type},
+        options={"preferred_element_type": preferred_element_type},
+        implementation=implementation,
+    )
+
+
+def grouped_matmul_xla(
+    rows: jax.Array,
+    weights: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: str | None = None,
+) -> jax.Array:
+    """Reference of :func:`grouped_matmul`."""
+    out = lax.ragged_dot(
+        rows, weights, group_sizes, preferred_element_type=jnp.promote_types(rows.dtype, "float32")
+    )
+    return out.astype(preferred_element_type or rows.dtype)

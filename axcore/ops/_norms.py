@@ -1,0 +1,141 @@
+"""Normalization over the last dim, with float32 statistics."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from axcore.errors import OpError
+from axcore.ops._select import Operand, dispatch
+
+__all__ = ["layer_norm", "layer_norm_xla", "rms_norm", "rms_norm_xla"]
+
+
+def rms_norm(
+    x: Float[Array, "... D"],
+    scale: Float[Array, " D"] | None = None,
+    eps: float = 1e-6,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "... D"]:
+    r"""Root-mean-square normalization: :math:`x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \cdot s`.
+
+    Args:
+        x: (..., D).
+        scale: (D,) or None for 1.
+        eps: Added to the mean square.
+        implementation: Forces a kernel by name.
+
+    Returns:
+        (..., D) in x's dtype; statistics and products are float32.
+
+    Raises:
+        OpError: Shapes do not fit, or no acceptable kernel serves the call.
+
+    References:
+        arXiv:1910.07467.
+    """
+    _check("rms_norm", x, scale=scale)
+    axes = _axes(x)
+    return dispatch(
+        "rms_norm",
+        {"x": Operand(x, axes), "scale": Operand(scale, ("embed",))},
+        output_axes=axes,
+        static={"eps": eps},
+        options={"eps": eps},
+        implementation=implementation,
+    )
+
+
+def layer_norm(
+    x: Float[Array, "... D"],
+    scale: Float[Array, " D"] | None = None,
+    bias: Float[Array, " D"] | None = None,
+    eps: float = 1e-5,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "... D"]:
+    r"""Layer normalization: :math:`(x - \mu) / \sqrt{\sigma^2 + \epsilon} \cdot s + b`.
+
+    Args:
+        x: (..., D).
+        scale: (D,) or None for 1.
+        bias: (D,) or None for 0.
+        eps: Added to the variance (the biased estimate).
+        implementation: Forces a kernel by name.
+
+    Returns:
+        (..., D) in x's dtype; statistics and products are float32.
+
+    Raises:
+        OpError: Shapes do not fit, or no acceptable kernel serves the call.
+
+    References:
+        arXiv:1607.06450.
+    """
+    _check("layer_norm", x, scale=scale, bias=bias)
+    axes = _axes(x)
+    return dispatch(
+        "layer_norm",
+        {
+            "x": Operand(x, axes),
+            "scale": Operand(scale, ("embed",)),
+            "bias": Operand(bias, ("embed",)),
+        },
+        output_axes=axes,
+        static={"eps": eps},
+        options={"eps": eps},
+        implementation=implementation,
+    )
+
+
+def rms_norm_xla(x: jax.Array, scale: jax.Array | None = None, *, eps: float = 1e-6) -> jax.Array:
+    """Reference of :func:`rms_norm`."""
+    x_f32 = x.astype(jnp.float32)
+    mean_square = jnp.mean(lax.square(x_f32), axis=-1, keepdims=True)
+    out = x_f32 * lax.rsqrt(mean_square + eps)
+    if scale is not None:
+        out = out * scale.astype(jnp.float32)
+    return out.astype(x.dtype)
+
+
+def layer_norm_xla(
+    x: jax.Array,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    eps: float = 1e-5,
+) -> jax.Array:
+    """Reference of :func:`layer_norm`: two passes, since E[x²] - E[x]² cancels for large means."""
+    x_f32 = x.astype(jnp.float32)
+    centered = x_f32 - jnp.mean(x_f32, axis=-1, keepdims=True)
+    variance = jnp.mean(lax.square(centered), axis=-1, keepdims=True)
+    out = centered * lax.rsqrt(variance + eps)
+    if scale is not None:
+        out = out * scale.astype(jnp.float32)
+    if bias is not None:
+        out = out + bias.astype(jnp.float32)
+    return out.astype(x.dtype)
+
+
+def _axes(x: jax.Array) -> tuple[str | None, ...]:
+    """(batch, seq, ..., embed) for activations; the normalized dim is never sharded by its users."""
+    if x.ndim == 3:
+        return ("batch", "seq", "embed")
+    if x.ndim == 4:  # heads, as in query/key normalization
+        return ("batch", "seq", "heads", "head_dim")
+    return (*("batch",) * min(1, x.ndim - 1), *(None,) * max(0, x.ndim - 2), "embed")
+
+
+def _check(op: str, x: jax.Array, **vectors: jax.Array | None) -> None:
+    """Raises OpError unless the vectors have x's last dim."""
+    if x.ndim < 1:
+        raise OpError(f"{op} got a scalar: expected (..., D)", code="AX402")
+    for name, vector in vectors.items():
+        if vector is not None and vector.shape != x.shape[-1:]:
+            raise OpError(
+                f"{op} got x {x.shape} and {name} {vector.shape}: expected {name} {x.shape[-1:]}",
+                code="AX402",
+            )

@@ -1,0 +1,57 @@
+"""What selection reports: which implementation serves a site, and why the others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from axcore.plugins import OpCall
+
+__all__ = ["KernelChoice", "Refusal"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An implementation that does not serve a call.
+
+    Attributes:
+        implementation: Its name.
+        reason: Why, in one line.
+    """
+
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The implementation chosen for one call of an op.
+
+    Attributes:
+        site: Path of the module that called, empty outside of a module call.
+        op: The op's name.
+        chosen: The implementation that runs.
+        refused: Better-placed implementations that do not serve the call.
+        call: The call as kernels saw it.
+        fallback: Whether ``chosen`` stands below the target's acceptable list.
+    """
+
+    site: str
+    op: str
+    chosen: str
+    refused: tuple[Refusal, ...]
+    call: OpCall
+    fallback: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of ``axcore kernels explain`` and of ``report.json``."""
+        return {
+            "site": self.site,
+            "op": self.op,
+            "chosen": self.chosen,
+            "fallback": self.fallback,
+            "refused": [
+                {"implementation": r.implementation, "reason": r.reason} for r in self.refused
+            ],
+        }

@@ -1,0 +1,67 @@
+"""Parallelism as configuration: meshes, sharding rules, instances and what a program is built for.
+
+Layers name the dims of parameters and activations; a mesh shape and rules decide where they go.
+Nothing here is known to layers: they call ``ctx.constrain(x, axes)`` and ``ctx.target``, which
+:class:`ProgramTarget` implements.
+"""
+
+from axcore.parallel.arrays import make_global_array, process_rows
+from axcore.parallel.axes import LOGICAL_AXES, MESH_AXES, Axis, AxisRule
+from axcore.parallel.compiling import CompiledStep, MemoryUse, compile_step
+from axcore.parallel.instances import (
+    detect,
+    peak_flops,
+    prepare_host,
+    resolve_instance,
+    select_devices,
+)
+from axcore.parallel.mesh import MeshShape, build_mesh
+from axcore.parallel.rules import (
+    DEFAULT_ACTIVATION_RULES,
+    DEFAULT_CACHE_RULES,
+    DEFAULT_PARAM_RULES,
+    RuleTable,
+    ShardingRules,
+)
+from axcore.parallel.sharding import (
+    ShardedBytes,
+    batch_sharding,
+    bytes_per_device,
+    named_sharding,
+    named_shardings,
+    partition_spec,
+    replicated,
+)
+from axcore.parallel.target import ProgramTarget
+
+__all__ = [
+    "DEFAULT_ACTIVATION_RULES",
+    "DEFAULT_CACHE_RULES",
+    "DEFAULT_PARAM_RULES",
+    "LOGICAL_AXES",
+    "MESH_AXES",
+    "Axis",
+    "AxisRule",
+    "CompiledStep",
+    "MemoryUse",
+    "MeshShape",
+    "ProgramTarget",
+    "RuleTable",
+    "ShardedBytes",
+    "ShardingRules",
+    "batch_sharding",
+    "build_mesh",
+    "bytes_per_device",
+    "compile_step",
+    "detect",
+    "make_global_array",
+    "named_sharding",
+    "named_shardings",
+    "partition_spec",
+    "peak_flops",
+    "prepare_host",
+    "process_rows",
+    "replicated",
+    "resolve_instance",
+    "select_devices",
+]

@@ -1,0 +1,182 @@
+"""What a program is built for: instance, mesh, rules and acceptable kernels in one value."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from axcore.errors import ShardingError
+from axcore.parallel.rules import RuleTable, ShardingRules, TableName
+from axcore.parallel.sharding import named_shardings, partition_spec
+from axcore.plugins import FrozenMap, Instance
+
+__all__ = ["ProgramTarget"]
+
+
+@dataclass(frozen=True)
+class ProgramTarget:
+    """Implements :class:`axcore.context.Target` for a mesh of devices.
+
+    Attributes:
+        instance: Instance name.
+        platform: JAX platform of the target, never of the host that compiles.
+        mesh: The mesh, or None for one device without sharding.
+        rules: The sharding rules.
+        kernels: Op -> acceptable implementations, best first.
+        options: What else changes the traced program, such as ``{"quantization": "fp8"}``.
+    """
+
+    instance: str
+    platform: str
+    mesh: Mesh | None = None
+    rules: ShardingRules = field(default_factory=ShardingRules)
+    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMap[str, tuple[str, ...]])
+    options: Mapping[str, str] = field(default_factory=FrozenMap[str, str])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernels", FrozenMap(self.kernels))
+        object.__setattr__(self, "options", FrozenMap(self.options))
+        self.rules.check()
+
+    @classmethod
+    def for_instance(
+        cls,
+        instance: Instance,
+        mesh: Mesh | None,
+        rules: ShardingRules | None = None,
+        *,
+        kernels: Mapping[str, tuple[str, ...]] | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> ProgramTarget:
+        """Returns the target of a mesh on an instance."""
+        return cls(
+            instance=instance.name,
+            platform=instance.platform,
+            mesh=mesh,
+            rules=rules or ShardingRules(),
+            kernels=kernels or {},
+            options=options or {},
+        )
+
+    @functools.cached_property
+    def _tables(self) -> dict[TableName, RuleTable]:
+        names: tuple[TableName, ...] = ("param", "optimizer", "activation", "cache")
+        return {name: self.rules.table(name) for name in names}
+
+    def spec(
+        self,
+        shape: tuple[int, ...],
+        axes: tuple[str | None, ...],
+        *,
+        table: TableName = "activation",
+        name: str = "activation",
+    ) -> PartitionSpec:
+        """Returns how an array of this shape and these logical axes is split.
+
+        Raises:
+            ShardingError: See :func:`axcore.parallel.partition_spec`.
+        """
+        return partition_spec(shape, axes, self.mesh or _NO_MESH, self._tables[table], name=name)
+
+    def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        """Constrains an activation to the sharding of its logical axes.
+
+        Names and sizes are checked on every mesh; on one device nothing else happens. Inside
+        ``shard_map`` the mesh axes that it handles are left out.
+
+        Args:
+            x: Activation of any shape.
+            axes: Logical axis, or None for a dim that is whole on every device, for each dim.
+
+        Raises:
+            ShardingError: See :func:`axcore.parallel.partition_spec`.
+        """
+        manual = _manual_axes()
+        if manual:
+            # Shapes in here are those of one device; only names can be checked against rules.
+            spec = _without(self.spec((0,) * x.ndim, _fit(x, axes)), manual)
+        else:
+            spec = self.spec(x.shape, axes)
+        if self.mesh is None or self.mesh.size == 1:
+            return x
+        if manual:
+            # Only the enclosing shard_map's abstract mesh knows which axes are taken.
+            return x if not any(spec) else jax.lax.with_sharding_constraint(x, spec)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+    def mesh_axes(self, logical_axis: str, size: int | None = None) -> tuple[str, ...]:
+        """Returns the mesh axes, of more than one device, over which an activation axis is split.
+
+        Args:
+            logical_axis: The axis.
+            size: Size of the dim, which decides between alternatives; None takes the first.
+
+        Raises:
+            ShardingError: The axis is unknown or the size does not divide.
+        """
+        entry = self.spec((size or 0,), (logical_axis,))[0]
+        return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+    def shardings(self, specs: object, *, table: TableName = "param") -> object:
+        """Returns the shardings of a tree of parameter specs.
+
+        Raises:
+            ShardingError: The target has no mesh; see :func:`axcore.parallel.named_shardings`.
+        """
+        if self.mesh is None:
+            raise ShardingError(
+                f"target {self.instance!r} has no mesh", hint="build one with build_mesh"
+            )
+        return named_shardings(specs, self.mesh, self.rules, table=table)
+
+    def digest(self) -> str:
+        """Returns a short text that differs whenever the traced program may differ."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        mesh = None
+        if self.mesh is not None:
+            devices = ",".join(str(d.id) for d in self.mesh.devices.flat)
+            mesh = f"{tuple(self.mesh.shape.items())}:{self.mesh.axis_types}:{devices}"
+        parts = (self.instance, self.platform, mesh, self.rules, self.kernels, self.options)
+        text = "\n".join(map(repr, parts))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _NoMesh:
+    """Stands for a mesh in which every axis has size 1."""
+
+    shape: Mapping[str, int] = FrozenMap[str, int]()
+
+
+_NO_MESH: Mesh = _NoMesh()  # pyright: ignore[reportAssignmentType]
+
+
+def _manual_axes() -> frozenset[str]:
+    """Returns the mesh axes that an enclosing ``shard_map`` handles."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def _fit(x: jax.Array, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    if len(axes) != x.ndim:
+        raise ShardingError(
+            f"got {len(axes)} axis names {axes} for shape {x.shape}",
+            code="AX456",
+            hint="give one logical axis name, or None, for each dim",
+        )
+    return axes
+
+
+def _without(spec: PartitionSpec, manual: frozenset[str]) -> PartitionSpec:
+    entries = []
+    for entry in spec:
+        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        left = tuple(n for n in names if n not in manual)
+        entries.append(left[0] if len(left) == 1 else left or None)
+    return PartitionSpec(*entries)

@@ -19,6 +19,7 @@ _PUBLIC = {
     "And": "axcore.ops.masks",
     "Causal": "axcore.ops.masks",
     "DenseKV": "axcore.ops._attention",
+    "DotGeneral": "axcore.ops.dot_general",
     "Full": "axcore.ops.masks",
     "KVView": "axcore.ops._attention",
     "KernelChoice": "axcore.ops._records",
@@ -31,7 +32,7 @@ _PUBLIC = {
     "SegmentIds": "axcore.ops.masks",
     "SlidingWindow": "axcore.ops.masks",
     "TracedWindow": "axcore.ops.masks",
-    "activation_fn": "axcore.ops._activation",
+    "activation": "axcore.ops._activation",
     "attention": "axcore.ops._attention",
     "gated_activation": "axcore.ops._activation",
     "grouped_matmul": "axcore.ops._grouped_matmul",
@@ -47,7 +48,7 @@ __all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from axcore.ops._activation import ACTIVATIONS as ACTIVATIONS
-    from axcore.ops._activation import activation_fn as activation_fn
+    from axcore.ops._activation import activation as activation
     from axcore.ops._activation import gated_activation as gated_activation
     from axcore.ops._attention import DenseKV as DenseKV
     from axcore.ops._attention import KVView as KVView
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from axcore.ops._select import record_choices as record_choices
     from axcore.ops._select import reference as reference
     from axcore.ops._select import select as select
+    from axcore.ops.dot_general import DotGeneral as DotGeneral
     from axcore.ops.masks import And as And
     from axcore.ops.masks import Causal as Causal
     from axcore.ops.masks import Full as Full

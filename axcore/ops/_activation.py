@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from axcore.errors import OpError, did_you_mean
 from axcore.ops._select import Operand, dispatch
 
-__all__ = ["ACTIVATIONS", "activation_fn", "gated_activation", "gated_activation_xla"]
+__all__ = ["ACTIVATIONS", "activation", "gated_activation", "gated_activation_xla"]
 
 ActivationFn = Callable[[jax.Array], jax.Array]
 
@@ -45,7 +45,7 @@ ACTIVATIONS: Mapping[str, ActivationFn] = {
 }
 
 
-def activation_fn(name: str | ActivationFn) -> ActivationFn:
+def activation(name: str | ActivationFn) -> ActivationFn:
     """The activation called ``name``; a callable is returned as it is.
 
     ``gelu`` is the exact form (erf), ``gelu_tanh`` the approximation that GPT-2 uses.
@@ -62,6 +62,9 @@ def activation_fn(name: str | ActivationFn) -> ActivationFn:
             hint=did_you_mean(name, ACTIVATIONS) or "give a function of one array instead",
         )
     return ACTIVATIONS[name]
+
+
+_BY_NAME = activation  # where an argument has the same name
 
 
 def gated_activation(
@@ -83,7 +86,7 @@ def gated_activation(
         (..., F) in gate's dtype.
 
     Raises:
-        OpError: Shapes or dtypes differ, the name is unknown, or no acceptable kernel serves the call.
+        OpError: Shapes or dtypes differ, the name is unknown, or no kernel serves the call.
 
     References:
         arXiv:2002.05202.
@@ -110,4 +113,4 @@ def gated_activation_xla(
     gate: jax.Array, up: jax.Array, *, activation: str | ActivationFn
 ) -> jax.Array:
     """Reference of :func:`gated_activation`."""
-    return activation_fn(activation)(gate) * up
+    return _BY_NAME(activation)(gate) * up

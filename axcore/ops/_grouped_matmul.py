@@ -1,4 +1,4 @@
-"""Grouped matmul: rows in consecutive groups, each group with a matrix of its own (mixture of experts)."""
+"""Grouped matmul: consecutive groups of rows, each with its own matrix (mixture of experts)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def grouped_matmul(
 ) -> Float[Array, "M N"]:
     r"""Multiplies each group of rows with its own matrix.
 
-    With group e covering rows :math:`s_e \le i < s_{e+1}`, where :math:`s` is the running sum of sizes,
-    :math:`o_i = r_i W_e`. Rows past the last group give zeros.
+    With group e covering rows :math:`s_e \le i < s_{e+1}`, where :math:`s` is the running sum of
+    sizes, :math:`o_i = r_i W_e`. Rows past the last group give zeros.
 
     Args:
         rows: (M, K), sorted by group.

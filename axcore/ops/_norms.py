@@ -121,7 +121,7 @@ def layer_norm_xla(
 
 
 def _axes(x: jax.Array) -> tuple[str | None, ...]:
-    """(batch, seq, ..., embed) for activations; the normalized dim is never sharded by its users."""
+    """Logical axes of (batch, seq, embed) activations, or of per-head queries and keys."""
     if x.ndim == 3:
         return ("batch", "seq", "embed")
     if x.ndim == 4:  # heads, as in query/key normalization

@@ -1,13 +1,14 @@
-"""Which kernel serves a call: chosen at trace, from the target's acceptable list, with reasons kept.
+"""Which kernel serves a call: chosen at trace, from the target's acceptable list, reasons kept.
 
 An op describes its call (:class:`axcore.plugins.OpCall`), walks the implementations that the target
 accepts, asks each kernel's ``supports`` and runs the first that has no objection. Platform always
-means the target's, never the host's. On a CPU target the pure-XLA reference (``"xla"``) is acceptable
-by default; on an accelerator whatever is not on the list is an error that names each refusal, unless
-the target allows the op to fall back (``--set ops.OP.fallback=allow``).
+means the target's, never the host's. On a CPU target the pure-XLA reference (``"xla"``) is
+acceptable by default; on an accelerator whatever is not on the list is an error that names each
+refusal, unless the target allows the op to fall back (``--set ops.OP.fallback=allow``).
 
-Only this module wraps kernels in ``shard_map``: along the dims their spec's ``partitioning`` names. A
-dim that is sharded but not named there is a refusal. The reference is never wrapped; XLA partitions it.
+Only this module wraps kernels in ``shard_map``: along the dims their spec's ``partitioning`` names.
+A dim that is sharded but not named there is a refusal. The reference is never wrapped; XLA
+partitions it.
 """
 
 from __future__ import annotations

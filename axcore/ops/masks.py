@@ -50,6 +50,10 @@ class MaskArrays(NamedTuple):
     window: Any = None
 
 
+#: For masks that need none.
+NO_ARRAYS = MaskArrays()
+
+
 def _pairs(q_positions: Any, kv_positions: Any) -> tuple[Any, Any]:
     """Positions (..., T) and (..., S) as broadcastable (..., T, 1) and (..., 1, S)."""
     return q_positions[..., :, None], kv_positions[..., None, :]
@@ -57,9 +61,8 @@ def _pairs(q_positions: Any, kv_positions: Any) -> tuple[Any, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """What a query may see. Subclasses are frozen, hold static values only, and combine with ``&``."""
+    """What a query may see; frozen, of static values only. Masks combine with ``&``."""
 
-    #: Names of the :class:`MaskArrays` fields this mask reads.
     @property
     def needs(self) -> tuple[str, ...]:
         """The :class:`MaskArrays` fields that must be given."""
@@ -74,7 +77,7 @@ class Mask:
         """The masks that are combined: ``(self,)`` unless this is an :class:`And`."""
         return (self,)
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """The mask as a boolean array, True where the key is visible.
 
         Args:
@@ -96,7 +99,7 @@ class Mask:
         return 0, num_kv
 
     def __and__(self, other: Mask) -> Mask:
-        """Both masks must allow the pair; nested combinations are flattened, ``Full`` is dropped."""
+        """Both masks must allow the pair; nested ones are flattened, ``Full`` is dropped."""
         parts: list[Mask] = []
         for mask in (*self.parts(), *other.parts()):
             if mask not in parts and not isinstance(mask, Full):
@@ -115,7 +118,7 @@ class Full(Mask):
         """Never."""
         return False
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """All True."""
         q, kv = _pairs(q_positions, kv_positions)
         return (q == q) & (kv == kv)
@@ -125,7 +128,7 @@ class Full(Mask):
 class Causal(Mask):
     """A query sees keys at its own and at earlier positions: ``j <= i``."""
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``q_positions >= kv_positions``."""
         q, kv = _pairs(q_positions, kv_positions)
         return q >= kv
@@ -159,7 +162,7 @@ class SlidingWindow(Mask):
                     hint="the window counts the positions seen besides the query's own",
                 )
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``-right <= q_positions - kv_positions <= left``."""
         q, kv = _pairs(q_positions, kv_positions)
         distance = q - kv
@@ -190,7 +193,7 @@ class TracedWindow(Mask):
         """``window``."""
         return ("window",)
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``q_positions - kv_positions <= window``."""
         q, kv = _pairs(q_positions, kv_positions)
         return (q - kv) <= arrays.window
@@ -198,7 +201,7 @@ class TracedWindow(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class SegmentIds(Mask):
-    """A query sees keys of its own segment only; segment 0 is padding and neither sees nor is seen."""
+    """A query sees keys of its own segment; segment 0 is padding, neither seeing nor seen."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -210,7 +213,7 @@ class SegmentIds(Mask):
         """Never."""
         return False
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``q_segment_ids == kv_segment_ids != 0``, (B, T, S)."""
         q, kv = _pairs(arrays.q_segment_ids, arrays.kv_segment_ids)
         return (q == kv) & (q != 0)
@@ -231,7 +234,7 @@ class PrefixLM(Mask):
         """``prefix_lengths`` unless the length is static."""
         return ("prefix_lengths",) if self.length is None else ()
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``(kv_positions <= q_positions) | (kv_positions < length)``."""
         q, kv = _pairs(q_positions, kv_positions)
         length = arrays.prefix_lengths[:, None, None] if self.length is None else self.length
@@ -264,7 +267,7 @@ class And(Mask):
         """The combined masks."""
         return self.masks
 
-    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = MaskArrays()) -> Any:
+    def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """The conjunction of the parts."""
         result = self.masks[0].dense(q_positions, kv_positions, arrays)
         for mask in self.masks[1:]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from axcore.errors import OpError
@@ -16,6 +15,7 @@ from axcore.ops.masks import Causal, Mask, MaskArrays
 __all__ = ["DenseKV", "KVView", "attention"]
 
 DotGeneralFn = Callable[..., jax.Array]
+_CAUSAL = Causal()
 
 
 class DenseKV(NamedTuple):
@@ -38,7 +38,7 @@ class DenseKV(NamedTuple):
 
 @runtime_checkable
 class KVView(Protocol):
-    """What a KV cache hands to attention. Kernels match on ``kind``; the reference asks for all of it."""
+    """What a KV cache hands to attention. Kernels match on ``kind``."""
 
     @property
     def kind(self) -> str:
@@ -55,7 +55,7 @@ def attention(
     k: Float[Array, "B S K H"] | None = None,
     v: Float[Array, "B S K V"] | None = None,
     *,
-    mask: Mask = Causal(),
+    mask: Mask = _CAUSAL,
     view: KVView | None = None,
     q_positions: Int[Array, "*B T"] | None = None,
     kv_positions: Int[Array, "*B S"] | None = None,
@@ -83,8 +83,9 @@ def attention(
     Query head ``n`` reads key/value head ``n // (N / K)`` (MHA: K = N, MQA: K = 1). Logits, softmax
     and sums are float32 whatever the inputs. A row that sees no key gives zeros, never NaN.
 
-    Positions default to indices, so training on packed sequences needs only segment ids. Give
-    ``q_positions`` (and ``kv_positions``, unless slot = position) when T differs from S, as in decoding.
+    Positions default to indices, so training on packed sequences needs only segment ids. When T
+    differs from S, as in decoding, give ``q_positions`` (and ``kv_positions``, unless slot =
+    position).
 
     Args:
         q: Queries, (B, T, N, H).
@@ -103,8 +104,9 @@ def attention(
         logit_scale: Defaults to ``H ** -0.5``.
         logit_cap: Soft cap on scaled logits: ``cap * tanh(logit / cap)`` (Gemma 2).
         sinks: (N,) logit per head that joins the denominator only (gpt-oss).
-        qk_dot_general: Replaces ``jax.lax.dot_general`` in q · k (quantization); pure, called like it.
-        pv_dot_general: Replaces ``jax.lax.dot_general`` in probabilities · v.
+        qk_dot_general: Replaces ``jax.lax.dot_general`` in q · k and is called like it; a function,
+            or a child such as :class:`DotGeneral` (quantization).
+        pv_dot_general: The same for probabilities · v.
         purpose: ``train``, ``prefill`` or ``decode``; by default ``train`` when training or outside
             a module call, else ``prefill``.
         implementation: Forces a kernel by name; it is an error if that cannot serve the call.
@@ -113,7 +115,7 @@ def attention(
         (B, T, N, V) in q's dtype.
 
     Raises:
-        OpError: Shapes do not fit, the mask lacks its arrays, or no acceptable kernel serves the call.
+        OpError: Shapes do not fit, the mask lacks its arrays, or no kernel serves the call.
 
     References:
         Attention: arXiv:1706.03762; grouped queries: arXiv:2305.13245; sinks: arXiv:2309.17453.
@@ -143,12 +145,8 @@ def attention(
         "v": Operand(v, ("batch", None, "kv_heads", "head_dim")),
         "bias": Operand(bias, ("batch", "heads", "seq", None)),
         "sinks": Operand(sinks, ("heads",)),
-        "q_positions": Operand(
-            q_positions, ("batch", "seq") if jnp.ndim(q_positions) == 2 else ("seq",)
-        ),
-        "kv_positions": Operand(
-            kv_positions, ("batch", None) if jnp.ndim(kv_positions) == 2 else (None,)
-        ),
+        "q_positions": Operand(q_positions, _position_axes(q_positions, "seq")),
+        "kv_positions": Operand(kv_positions, _position_axes(kv_positions, None)),
         "kv_valid": Operand(kv_valid, ("batch", None)),
         "q_segment_ids": Operand(q_segment_ids, ("batch", "seq")),
         "kv_segment_ids": Operand(kv_segment_ids, ("batch", None)),
@@ -179,6 +177,11 @@ def attention(
         purpose=purpose,
         implementation=implementation,
     )
+
+
+def _position_axes(positions: jax.Array | None, axis: str | None) -> tuple[str | None, ...]:
+    """Logical axes of (T,) or (B, T) positions."""
+    return ("batch", axis) if positions is not None and positions.ndim == 2 else (axis,)
 
 
 def _check(

@@ -1,16 +1,16 @@
 """Attention in plain XLA: the reference that every kernel is compared with, and the CPU's choice.
 
-Shape legend: b batch, t queries, s keys, n query heads, k key/value heads, g = n / k query heads per
-key/value head, h head dim, v value dim, c queries per chunk.
+Shape legend: b batch, t queries, s keys, n query heads, k key/value heads, g = n / k query heads
+per key/value head, h head dim, v value dim, c queries per chunk, x chunks.
 
-Layout (measured on CPU, see docs/profile.md): heads come before positions, and the g query heads that
-share a key/value head are rows of one taller matmul, so keys and values are never repeated. The
-softmax is normalized after the second matmul, which saves a pass over the (t, s) scores.
+Layout (measured on CPU, see docs/profile.md): heads come before positions, and the g query heads
+that share a key/value head are rows of one taller matmul, so keys and values are never repeated.
+The softmax is normalized after the second matmul, which saves a pass over the (t, s) scores.
 
 Memory: queries are cut into blocks and each block looks only at the keys its mask can reach
-(`Mask.kv_range`), so a causal mask costs little more than half. From ``LONG_SEQUENCE`` keys on, blocks
-are scanned in chunks of ``QUERY_CHUNK`` queries and rematerialized: no (t, s) buffer exists, forward
-or backward. The result is exact in either form.
+(`Mask.kv_range`), so a causal mask costs little more than half. From ``LONG_SEQUENCE`` keys on,
+blocks are scanned in chunks of ``QUERY_CHUNK`` queries and rematerialized: no (t, s) buffer exists,
+forward or backward. The result is exact in either form.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jax import lax
 
 from axcore.ops._select import ambient_target, sharded_axes
 from axcore.ops.masks import Full, Mask, MaskArrays
+from axcore.transforms import remat, scan
 
 __all__ = ["LONG_SEQUENCE", "QUERY_CHUNK", "attention_xla"]
 
@@ -39,7 +40,7 @@ DotGeneralFn = Callable[..., jax.Array]
 
 
 class _Rows(NamedTuple):
-    """What belongs to a range of queries; every leaf but None has its query dim last but one or last."""
+    """What belongs to a range of queries."""
 
     q_bkgth: jax.Array
     positions: jax.Array | None  # (t,) or (b, t)
@@ -138,7 +139,7 @@ def attention_xla(
 
 
 def _positions_sharded() -> bool:
-    """Whether activations are sharded over positions, so that static slices of them would move data."""
+    """Whether positions are sharded, so that static slices of them would move data."""
     target = ambient_target()
     return target is not None and bool(sharded_axes(target, "seq"))
 
@@ -201,13 +202,11 @@ def _range(
         shape = (*x.shape[:axis], num_chunks, QUERY_CHUNK, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-    @jax.checkpoint
-    def chunk(columns: _Columns, rows: _Rows, offset: jax.Array) -> jax.Array:
-        return _block(static, rows, columns, offset, kv_offset)
+    def chunk(offset: jax.Array, chunk_rows: _Rows) -> jax.Array:
+        return _block(static, chunk_rows, columns, offset, kv_offset)
 
     def body(carry: None, xs: tuple[jax.Array, _Rows]) -> tuple[None, jax.Array]:
-        offset, chunk_rows = xs
-        return carry, chunk(columns, chunk_rows, offset)
+        return carry, remat(chunk, prevent_cse=False)(*xs)
 
     offsets = q_offset + QUERY_CHUNK * jnp.arange(num_chunks, dtype=jnp.int32)
     xs = _Rows(
@@ -222,7 +221,7 @@ def _range(
         chunked(rows.segment_ids, -1),
         chunked(rows.bias, -2),
     )
-    _, out_xbkgcv = lax.scan(body, None, (offsets, xs))
+    _, out_xbkgcv = scan(body, None, (offsets, xs))
     out = jnp.moveaxis(out_xbkgcv, 0, 3)
     out = out.reshape(*out.shape[:3], whole, out.shape[-1])
     if rest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -62,8 +62,10 @@ def linear_cross_entropy(
         logit_cap: Soft cap ``cap * tanh(logit / cap)``, or None.
         label_smoothing: s in the formula, in [0, 1).
         valid_vocab_size: Size of the vocabulary when V is padded; entries past it take no part.
-        chunk_tokens: Tokens per chunk on one device; by default so that a chunk has about 2**24 logits.
-        dot_general: Replaces ``jax.lax.dot_general`` (quantization); pure, called like it.
+        chunk_tokens: Tokens per chunk on one device; by default such that a chunk has up to 2**24
+            logits.
+        dot_general: Replaces ``jax.lax.dot_general`` and is called like it; a function, or a child
+            such as :class:`DotGeneral` (quantization).
         implementation: Forces a kernel by name.
 
     Returns:
@@ -95,7 +97,7 @@ def linear_cross_entropy(
             "targets": Operand(targets, lead),
             "mask": Operand(mask, lead),
         },
-        output_axes=LinearCrossEntropy(lead, lead, lead),
+        output_axes=LinearCrossEntropy(*cast("tuple[Any, Any, Any]", (lead, lead, lead))),
         static={**static, "chunk_tokens": chunk_tokens, "dot_general": dot_general},
         options={**static, "dot_general": "replaced" if dot_general else "default"},
         implementation=implementation,

@@ -2,17 +2,17 @@
 
 Shape legend: b leading dims of a chunk, d hidden dim, v vocabulary, n chunks.
 
-Without a mesh the leading dims are flattened and cut into consecutive chunks. When batch or positions
-are sharded, chunks are cut along positions with a stride, so that each device's tokens stay where
-they are. The weight enters the scan in float32 and is cast inside, so that its gradient adds up over
-chunks in float32 whatever the compute dtype.
+Without a mesh the leading dims are flattened and cut into consecutive chunks. When batch or
+positions are sharded, chunks are cut along positions with a stride, so that each device's tokens
+stay where they are. The weight enters the scan in float32 and is cast inside, so that its gradient
+adds up over chunks in float32 whatever the compute dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax import lax
 
 from axcore.ops._linear_cross_entropy._contract import LinearCrossEntropy
 from axcore.ops._select import ambient_target, sharded_axes
+from axcore.transforms import remat, scan
 
 __all__ = ["CHUNK_LOGITS", "linear_cross_entropy_xla"]
 
@@ -97,13 +98,12 @@ def linear_cross_entropy_xla(
             return x.reshape(-1)[:num_tokens].reshape(shape)
 
     weight_f32 = weight.astype(jnp.float32)
-    rematerialized = jax.checkpoint(one_chunk)
 
     def body(carry: None, xs: tuple[jax.Array, ...]) -> tuple[None, LinearCrossEntropy]:
         hidden_c, targets_c, seen_c = xs
-        return carry, rematerialized(hidden_c, weight_f32, targets_c, seen_c)
+        return carry, remat(one_chunk, prevent_cse=False)(hidden_c, weight_f32, targets_c, seen_c)
 
-    _, out = lax.scan(body, None, (cut(hidden), cut(targets), cut(seen)))
+    _, out = scan(body, None, (cut(hidden), cut(targets), cut(seen)))
     return jax.tree.map(join, out)
 
 
@@ -127,7 +127,7 @@ def _chunk(
 ) -> LinearCrossEntropy:
     """Losses of one chunk; its logits live only here."""
     if dot_general is None:
-        logits = _project(static.layout, hidden, weight_f32)
+        logits: jax.Array = cast("jax.Array", _project(static.layout, hidden, weight_f32))
     else:
         contract = ((hidden.ndim - 1,), (1 if static.layout == "vd" else 0,))
         logits = dot_general(
@@ -138,7 +138,8 @@ def _chunk(
         )
     if static.logit_cap is not None:
         logits = static.logit_cap * jnp.tanh(logits / static.logit_cap)
-    loss, log_z, correct = _softmax_loss(static, logits, jnp.maximum(targets, 0))
+    outputs: Any = _softmax_loss(static, logits, jnp.maximum(targets, 0))
+    loss, log_z, correct = outputs
     return LinearCrossEntropy(
         jnp.where(seen, loss, 0.0), jnp.where(seen, jnp.square(log_z), 0.0), seen & correct
     )

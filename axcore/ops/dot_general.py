@@ -1,0 +1,64 @@
+"""The contraction as a child module, so that a configuration can replace it.
+
+Every weight and attention contraction of :mod:`axcore.layers` is a :class:`DotGeneral` child. A
+quantization recipe replaces those children, ``cfg.replace(DotGeneral.Config, Fp8Dot.Config())``,
+and changes no layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+from jax import lax
+
+from axcore.module import Module
+
+__all__ = ["DimensionNumbers", "DotGeneral"]
+
+#: ((lhs contracting dims, rhs contracting dims), (lhs batch dims, rhs batch dims)).
+DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+class DotGeneral(Module):
+    """``jax.lax.dot_general`` as a module: the role that replacements derive from, and the default.
+
+    Example:
+        >>> class Int8Dot(DotGeneral):
+        ...     def forward(self, lhs, rhs, dimension_numbers, *, preferred_element_type=None):
+        ...         ...  # quantize, multiply, scale
+    """
+
+    class Config(Module.Config):
+        """How precise the product is."""
+
+        # As in JAX: None is the backend's default (TPU: bfloat16 passes; CPU: float32).
+        precision: Literal["default", "high", "highest"] | None = None
+
+    def forward(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: DimensionNumbers,
+        *,
+        preferred_element_type: str | jax.typing.DTypeLike | None = None,
+    ) -> jax.Array:
+        """Contracts two arrays; the result has batch dims, then free dims of lhs, then of rhs.
+
+        Args:
+            lhs: Activations, by convention.
+            rhs: Weights, by convention; or keys, or values.
+            dimension_numbers: As for ``jax.lax.dot_general``.
+            preferred_element_type: Dtype of sums and result; default follows the operands.
+
+        Returns:
+            The product.
+        """
+        return lax.dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision=self.cfg.precision,
+            preferred_element_type=preferred_element_type,
+        )

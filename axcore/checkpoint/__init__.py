@@ -1,1 +1,13 @@
-"""Checkpoints."""
+"""Save, verify and restore the state of a run, on any mesh and in any stack form.
+
+``BaseCheckpointer`` is the role that ``Trainer.Config.checkpointer`` asks for,
+``OrbaxCheckpointer`` the implementation on orbax-checkpoint (imported on first use).
+``stack_form`` converts state trees between unrolled and scanned layer stacks.
+"""
+
+from axcore.checkpoint._orbax import OrbaxCheckpointer
+from axcore.checkpoint.base import BaseCheckpointer
+
+__all__ = ["BaseCheckpointer", "OrbaxCheckpointer", "stack_form"]
+
+from axcore.checkpoint import stack_form

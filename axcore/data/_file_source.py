@@ -35,7 +35,7 @@ class _File:
 
 
 class SpanSource(BaseSource):
-    """Files whose documents are spans of bytes; a subclass says where they are and what they hold."""
+    """Files whose documents are spans of bytes; a subclass says where and of what kind."""
 
     class Config(BaseSource.Config):
         """Which files, and what to do with bad ones."""

@@ -56,7 +56,7 @@ def expand_paths(paths: Sequence[str]) -> list[Path]:
                 f"the pattern {text!r} matches no file",
                 code="AX501",
                 where=os.getcwd() if not os.path.isabs(pattern) else None,
-                hint="check the directory and quote the pattern so that the shell does not expand it; "
+                hint="check the directory, and quote the pattern to keep the shell from expanding it; "
                 "`**` matches directories at any depth",
             )
         found.update(dict.fromkeys(files))

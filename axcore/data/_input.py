@@ -240,7 +240,7 @@ class TextInput(BaseInput):
         outside = [r for r in rows if not 0 <= r < self._batch_size]
         if outside or len(set(rows)) != len(rows):
             raise DataError(
-                f"got rows {list(rows)}, expected distinct numbers from 0 to {self._batch_size - 1}",
+                f"got rows {list(rows)}, expected distinct ones from 0 to {self._batch_size - 1}",
                 code="AX514",
                 hint="rows are numbered within the global batch, not within the process",
             )

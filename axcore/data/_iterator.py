@@ -185,7 +185,7 @@ def check_same_origin(state: Mapping[str, Any], origin: Mapping[str, Any]) -> No
         raise DataError(
             f"the saved data position is of other batches than this configuration gives: {details}",
             code="AX510",
-            hint="continue with the data and settings of the run, or start a new run from its weights",
+            hint="go on with the data and settings of the run, or start a new run from its weights",
         )
 
 

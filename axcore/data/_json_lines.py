@@ -42,9 +42,10 @@ class JsonLines(SpanSource):
         self._on_bad_line = cfg.on_bad_line
 
     def _spans(self, path: Path, data: Buffer) -> np.ndarray:
-        if data.find(b"\0") >= 0:
+        nul = data.find(b"\0")
+        if nul >= 0:
             raise DataError(
-                f"got a binary file (a NUL byte at offset {data.find(bytes(1))}), expected JSON lines",
+                f"got a binary file (a NUL byte at offset {nul}), expected JSON lines",
                 code="AX503",
                 where=str(path),
                 hint='leave it out of the paths, or set on_bad_file="skip"',

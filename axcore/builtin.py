@@ -16,13 +16,13 @@ from axcore.plugins.specs import (
 __all__: list[str] = []
 
 
-def _xla(op: str) -> KernelSpec:
+def _xla(op: str, target: str) -> KernelSpec:
     """The pure-XLA reference of an op: runs everywhere, and is the last to be preferred."""
     return KernelSpec(
         op=op,
         implementation="xla",
         platforms=("*",),
-        target=f"axcore.ops.{op}.xla:{op}",
+        target=target,
         priority=-100,
         description="pure XLA reference",
     )
@@ -31,12 +31,15 @@ def _xla(op: str) -> KernelSpec:
 @hookimpl
 def axcore_kernels() -> Iterable[KernelSpec]:
     return (
-        _xla("attention"),
-        _xla("rms_norm"),
-        _xla("layer_norm"),
-        _xla("gated_activation"),
-        _xla("linear_cross_entropy"),
-        _xla("grouped_matmul"),
+        _xla("attention", "axcore.ops._attention._xla:attention_xla"),
+        _xla("rms_norm", "axcore.ops._norms:rms_norm_xla"),
+        _xla("layer_norm", "axcore.ops._norms:layer_norm_xla"),
+        _xla("gated_activation", "axcore.ops._activation:gated_activation_xla"),
+        _xla(
+            "linear_cross_entropy",
+            "axcore.ops._linear_cross_entropy._xla:linear_cross_entropy_xla",
+        ),
+        _xla("grouped_matmul", "axcore.ops._grouped_matmul:grouped_matmul_xla"),
     )
 
 

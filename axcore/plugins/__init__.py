@@ -15,9 +15,9 @@ from __future__ import annotations
 from ._calls import Instance, OpCall, Purpose
 from ._select import ActiveSet
 from ._values import FrozenMap
-from .discovery import Candidate
+from .discovery import Candidate, find_candidates
 from .hookspecs import HOOKS, Hook, hookimpl, hookspec
-from .host import CORE, PluginHost, filters_from_environment, host, reset_host
+from .host import CORE, PluginHost, filters_from_environment, host, reset_host, switch_off_plugins
 from .records import PluginRecord, Status
 from .registry import Registry, load_target
 from .specs import (
@@ -60,6 +60,7 @@ __all__ = [
     "Spec",
     "Status",
     "filters_from_environment",
+    "find_candidates",
     "hookimpl",
     "hookspec",
     "host",
@@ -67,4 +68,5 @@ __all__ = [
     "pattern_matches",
     "reset_host",
     "specificity",
+    "switch_off_plugins",
 ]

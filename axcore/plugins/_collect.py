@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -77,8 +78,8 @@ def _check_markers(manager: pluggy.PluginManager, plugin: object) -> None:
 def _reason(error: pluggy.PluginValidationError) -> str:
     text = " ".join(str(error).split())
     known = [hook.name for hook in HOOKS]
-    for word in text.replace("'", " ").split():
-        if word.startswith(PREFIX) and word not in known:
+    for word in re.findall(rf"\b{PREFIX}\w+", text):
+        if word not in known:
             return f"unknown hook {word!r}; {did_you_mean(word, known) or 'see docs/hooks.md'}"
     for hook in known:
         if hook in text:

@@ -124,7 +124,7 @@ def _tuple_of(
 
 def _partitioning(value: object) -> FrozenMap[str, tuple[str, ...]]:
     if not isinstance(value, Mapping):
-        raise _Bad("a mapping of argument names to tuples of dim names")
+        raise _Bad("a mapping of argument names to tuples of logical axes")
     dims = _tuple_of(_identifier, empty=True)
     items = cast("Mapping[object, object]", value).items()
     return FrozenMap({_identifier(argument): dims(names) for argument, names in items})

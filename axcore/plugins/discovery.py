@@ -28,6 +28,7 @@ __all__ = [
 
 GROUP = "axcore"
 # Importing any of these while plugins are listed costs seconds or claims devices.
+_distributions: Callable[..., Iterable[Any]] = getattr(importlib_metadata, "distributions")  # noqa: B009
 FRAMEWORKS = ("jax", "jaxlib", "torch", "tensorflow")
 
 
@@ -119,7 +120,7 @@ def find_candidates(path: Sequence[str] | None = None) -> tuple[Candidate, ...]:
     """
     where = {} if path is None else {"path": list(path)}
     found: dict[tuple[str, str, str], Candidate] = {}
-    for dist in importlib_metadata.distributions(**where):
+    for dist in _distributions(**where):
         try:
             entry_points = list(dist.entry_points.select(group=GROUP))
         except Exception:  # another package's unreadable entry_points.txt is not our business
@@ -137,7 +138,7 @@ def find_candidates(path: Sequence[str] | None = None) -> tuple[Candidate, ...]:
 def _is_first_on_path(dist: Any, where: dict[str, Any]) -> bool:
     """Tells whether an older copy of ``dist`` is not shadowed by another earlier on the path."""
     try:
-        first = next(iter(importlib_metadata.distributions(name=dist.name, **where)), None)
+        first = next(iter(_distributions(name=dist.name, **where)), None)
         return first is None or first.version == dist.version
     except Exception:  # metadata that cannot be read becomes a record with that reason
         return True
@@ -152,7 +153,7 @@ def top_level(dist: Any) -> frozenset[str]:
     for file in dist.files or ():
         first, *rest = file.parts
         name = first if rest else first.removesuffix(".py")
-        if (rest or first.endswith(".py")) and name.isidentifier():
+        if (rest or first.endswith(".py")) and name.isidentifier() and not name.startswith("__"):
             names.add(name)
     return frozenset(names)
 

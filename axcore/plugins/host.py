@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
@@ -46,7 +46,14 @@ from .specs import (
     specificity,
 )
 
-__all__ = ["CORE", "PluginHost", "filters_from_environment", "host", "reset_host"]
+__all__ = [
+    "CORE",
+    "PluginHost",
+    "filters_from_environment",
+    "host",
+    "reset_host",
+    "switch_off_plugins",
+]
 
 CORE = "axcore"
 
@@ -436,8 +443,11 @@ _lock = threading.Lock()
 _host: PluginHost | None = None
 
 
-def host() -> PluginHost:
+def host(*, check: bool = True) -> PluginHost:
     """Returns the process's plugin host, made on first use with the environment's filters.
+
+    Args:
+        check: Whether strict mode applies; commands that report on plugins pass False.
 
     Raises:
         PluginError: ``AXCORE_STRICT_PLUGINS=1`` and a plugin is neither active nor disabled.
@@ -445,12 +455,15 @@ def host() -> PluginHost:
     global _host
     with _lock:
         if _host is None:
-            _host = PluginHost(**filters_from_environment())
-        return cast("PluginHost", _host)
+            _host = PluginHost(**filters_from_environment() | {"strict": False})
+        found = _host
+    if check and filters_from_environment()["strict"]:
+        found.check_all_active()
+    return found
 
 
 def reset_host(replacement: PluginHost | None = None) -> PluginHost | None:
-    """Replaces the process's host and returns the former one, for tests and ``--no-plugins``.
+    """Replaces the process's host and returns the former one; for tests.
 
     Args:
         replacement: The new host; None makes a fresh one on next use.
@@ -459,3 +472,9 @@ def reset_host(replacement: PluginHost | None = None) -> PluginHost | None:
     with _lock:
         former, _host = _host, replacement
         return former
+
+
+def switch_off_plugins() -> None:
+    """Runs this process and those it starts with core alone: ``--no-plugins``."""
+    os.environ["AXCORE_LOAD_PLUGINS"] = ""
+    reset_host()

@@ -111,8 +111,8 @@ class KernelSpec(Spec):
         target: The function; its signature is that of the op's reference implementation.
         supports: A function ``(call: OpCall) -> str | None``: the reason why it cannot serve the
             call, or None. Must not import JAX. None means: serves every call.
-        partitioning: Argument name -> names of the dims it tolerates sharded. Only ``axcore.ops``
-            wraps kernels in ``shard_map``. Empty means: needs every dim whole.
+        partitioning: Argument name -> logical axes whose dims it tolerates sharded. Only
+            ``axcore.ops`` wraps kernels in ``shard_map``. Empty means: needs every dim whole.
         priority: Order of preference where a rule does not say; higher first.
     """
 

@@ -1,1 +1,46 @@
-"""For plugin authors: conformance suites to subclass, and fixtures. Imports nothing heavy."""
+"""For plugin authors: conformance suites to subclass, and fixtures. Imports nothing heavy.
+
+Subclass a suite in a test module, under a name that starts with ``Test``:
+
+Example:
+    ```python
+    from axcore.testing import PluginConformance
+
+    class TestPlugin(PluginConformance):
+        distribution = "acme-kernels"
+    ```
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._distributions import write_distribution as write_distribution
+    from .kernels import KernelCase as KernelCase
+    from .kernels import KernelConformance as KernelConformance
+    from .layers import LayerConformance as LayerConformance
+    from .plugins import PluginConformance as PluginConformance
+
+_PUBLIC = {
+    "KernelCase": "kernels",
+    "KernelConformance": "kernels",
+    "LayerConformance": "layers",
+    "PluginConformance": "plugins",
+    "write_distribution": "_distributions",
+}
+
+__all__ = [  # noqa: RUF022
+    "PluginConformance",
+    "KernelConformance",
+    "KernelCase",
+    "LayerConformance",
+    "write_distribution",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'axcore.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"axcore.testing.{_PUBLIC[name]}"), name)

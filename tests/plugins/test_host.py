@@ -217,7 +217,7 @@ def test_a_missing_name_raises_with_near_misses_and_known_names(two):
 
 def test_a_target_with_a_missing_package_says_so_and_chains(site, hook):
     site.add("acme", hook("optimizers", 'NamedSpec("fast", "no_such_package_at_all.x:y")'))
-    with pytest.raises(PluginError, match="cannot import 'no_such_package_at_all.x'") as caught:
+    with pytest.raises(PluginError, match="cannot import 'no_such_package_at_all") as caught:
         site.host().optimizers.load("fast")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     assert "install the package" in str(caught.value.hint)

@@ -1,0 +1,361 @@
+"""Reading text: a strict reader of the grammar that ``_write`` writes; it never evaluates code."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from axcore.config import _edit, _names, _store, _write
+from axcore.config._fields import REQUIRED
+from axcore.config._provenance import Event, Stamp
+from axcore.config._tree import FrozenMapping, Node, is_record, join, record_names, state, walk
+from axcore.config._types import Scaled
+from axcore.errors import ConfigError, did_you_mean
+
+_NAMES: dict[str, Any] = {"REQUIRED": REQUIRED, "nan": math.nan, "inf": math.inf}
+_WORDS = "config, config_for, partial_for, ref, enum, data, scaled"
+
+
+class _Bad(Exception):
+    """Text that is not in the grammar."""
+
+
+# One value --------------------------------------------------------------------------------------
+
+
+def _tree(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
+        raise _Bad(f"cannot read {text[:60]!r}: {getattr(e, 'msg', None) or e}") from None
+
+
+def _value(node: ast.expr, trusted: tuple[str, ...] | None) -> Any:
+    """Returns the value of an expression of the grammar."""
+    match node:
+        case ast.Constant(value=value) if type(value) in (bool, int, float, str, type(None)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = _value(operand, trusted)
+            if type(value) in (int, float):
+                return -value
+        case ast.Tuple(elts=elts) | ast.List(elts=elts):
+            return tuple(_value(e, trusted) for e in elts)
+        case ast.Dict(keys=keys, values=values):
+            return _mapping(keys, values, trusted)
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.Call(func=ast.Name(id=word)):
+            return _call(word, node, trusted)
+        case _:
+            pass
+    raise _Bad(f"{ast.unparse(node)[:60]!r} is neither a literal nor one of {_WORDS}")
+
+
+def _mapping(
+    keys: list[ast.expr | None], values: list[ast.expr], trusted: tuple[str, ...] | None
+) -> FrozenMapping[Any]:
+    out: dict[str, Any] = {}
+    for key, value in zip(keys, values, strict=True):
+        if not isinstance(key, ast.Constant) or type(key.value) is not str or key.value in out:
+            raise _Bad("a mapping takes each key once, as a string literal")
+        out[key.value] = _value(value, trusted)
+    return FrozenMapping(out)
+
+
+def _call(word: str, node: ast.Call, trusted: tuple[str, ...] | None) -> Any:
+    args = [_value(a, trusted) for a in node.args]
+    if any(k.arg is None for k in node.keywords):
+        raise _Bad(f"{word}(**...) is not in the grammar")
+    kwargs = {str(k.arg): _value(k.value, trusted) for k in node.keywords}
+    if word == "scaled":
+        if len(args) != 1 or set(kwargs) - {"of", "multiple_of", "minimum"} or "of" not in kwargs:
+            raise _Bad('expected scaled(FACTOR, of="FIELD", multiple_of=N, minimum=N)')
+        return Scaled(args[0], **kwargs)
+    if word not in _WORDS.split(", "):
+        raise _Bad(f"{word!r} is none of {_WORDS}" + _suggest(word, _WORDS.split(", ")))
+    if len(args) != 1 or type(args[0]) is not str or (kwargs and word != "data"):
+        raise _Bad(f'expected {word}("PUBLIC.PATH"' + (", field=..." * (word == "data")) + ")")
+    if word == "enum":
+        path, _, member = args[0].rpartition(".")
+        found = _names.resolve(path, trusted) if "." in path else None
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+            raise _Bad(f"{args[0]!r} is no member of an enum")
+        if member not in found.__members__:
+            raise _Bad(f"{found.__name__} has no {member!r}" + _suggest(member, found.__members__))
+        return found[member]
+    target = _names.resolve(args[0], trusted)
+    if word == "ref":
+        return target
+    if word == "data":
+        return Data(target, kwargs).made()
+    return _blank(word, args[0], target)
+
+
+def _suggest(name: str, known: Any) -> str:
+    hint = did_you_mean(name, known)
+    return f"; {hint}" if hint else ""
+
+
+@dataclass
+class Data:
+    """A frozen dataclass that is being read."""
+
+    target: Any
+    values: dict[str, Any]
+
+    def made(self) -> Any:
+        """Calls the dataclass; every field must be there."""
+        kind = self.target
+        params = getattr(kind, "__dataclass_params__", None)
+        if not isinstance(kind, type) or params is None or not params.frozen:
+            raise _Bad(f"{kind!r} is no frozen dataclass")
+        names = record_names(kind)
+        for name in self.values:
+            if name not in names:
+                raise _Bad(f"{kind.__name__} has no field {name!r}" + _suggest(name, names))
+        missing = [n for n in names if n not in self.values]
+        if missing:
+            raise _Bad(f"{kind.__name__} lacks the field {missing[0]!r}")
+        try:
+            return kind(**self.values)
+        except (TypeError, ValueError) as e:
+            raise _Bad(f"{kind.__name__}: {e}") from e
+
+
+def _blank(word: str, path: str, target: Any) -> Any:
+    """Returns a config with nothing set."""
+    from axcore.config import _call
+    from axcore.config._config import Config, Configurable
+
+    if word != "config":
+        if not callable(target):
+            raise _Bad(f"{path!r} cannot be called")
+        return _call.config_for(target) if word == "config_for" else _call.partial_for(target)
+    if isinstance(target, type) and issubclass(target, Configurable):
+        return target.Config()
+    if isinstance(target, type) and issubclass(target, Config):
+        return target()
+    raise _Bad(f"{path!r} has no config class")
+
+
+def parse_value(text: str, trusted: tuple[str, ...] | None = ()) -> Any:
+    """Returns the value that one line's text stands for. Raises ConfigError."""
+    try:
+        return _value(_tree(text), trusted)
+    except _Bad as e:
+        raise ConfigError(str(e), code="AX110") from None
+
+
+# A whole config ---------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Lines by path, each used once."""
+
+    def __init__(self, text: str, trusted: tuple[str, ...] | None):
+        self.trusted = trusted
+        self.lines: dict[str, tuple[int, str]] = {}
+        self.used: set[str] = set()
+        self.inner: set[str] = set()
+        for number, line in enumerate(text.split("\n"), 1):
+            line = line.rstrip("\r")
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            path, value = ("", line) if not self.lines else self._split(number, line)
+            if path in self.lines:
+                raise self.error(f"{path!r} is given twice", number)
+            self.lines[path] = (number, value)
+            above = path.rpartition(".")[0]
+            while above and above not in self.inner:
+                self.inner.add(above)
+                above = above.rpartition(".")[0]
+        if not self.lines:
+            raise self.error('the text is empty; it starts with config("...")', 1)
+
+    def _split(self, number: int, line: str) -> tuple[str, str]:
+        path, colon, value = line.partition(": ")
+        if not colon or not path or path != path.strip():
+            raise self.error(f"expected `path: value`, got {line[:60]!r}", number)
+        return path, value
+
+    def error(self, message: str, number: int, hint: str | None = None) -> ConfigError:
+        return ConfigError(message, code="AX110", where=f"line {number}", hint=hint)
+
+    def number(self, path: str) -> int:
+        return self.lines[path][0]
+
+    def take(self, path: str, above: str) -> ast.expr:
+        """Returns the expression of a path and marks it used."""
+        if path not in self.lines:
+            close = did_you_mean(path, [p for p in self.lines if p and p not in self.used])
+            raise self.error(f"the line for {path!r} is missing", self.number(above), close or None)
+        self.used.add(path)
+        number, text = self.lines[path]
+        try:
+            return _tree(text)
+        except _Bad as e:
+            raise self.error(str(e), number) from None
+
+    def read(self, path: str, above: str, default: Any) -> Any:
+        """Returns the value at a path; ``default`` itself where that is all it says."""
+        expr = self.take(path, above)
+        number = self.number(path)
+        try:
+            if isinstance(expr, ast.Name) and expr.id in ("tuple", "mapping"):
+                return self._container(expr.id, path)
+            if _is_call(expr, "data") and path in self.inner:
+                return self._record(expr, path)
+            value = _value(expr, self.trusted)
+        except _Bad as e:
+            raise self.error(str(e), number) from None
+        except ConfigError as e:
+            e.where = e.where or f"line {number} ({path})"
+            raise
+        if isinstance(value, Node):
+            same = isinstance(default, Node) and _write.inline(default) == _write.inline(value)
+            node = default if same else value
+            self.fill(node, path)
+            return node
+        return value
+
+    def _children(self, path: str) -> list[str]:
+        start = path + "."
+        inner = [p[len(start) :].split(".")[0] for p in self.lines if p.startswith(start)]
+        return list(dict.fromkeys(inner))
+
+    def _container(self, word: str, path: str) -> Any:
+        keys = self._children(path)
+        values = {key: self.read(join(path, key), path, None) for key in keys}
+        if word == "mapping":
+            return FrozenMapping(values)
+        if keys != [str(i) for i in range(len(keys))]:
+            raise _Bad(f"the elements of {path!r} are not numbered 0, 1, 2, ... in order")
+        return tuple(values.values())
+
+    def _record(self, expr: ast.Call, path: str) -> Any:
+        if len(expr.args) != 1 or expr.keywords or not isinstance(expr.args[0], ast.Constant):
+            raise _Bad('expected data("PUBLIC.PATH"), with a line for each field')
+        target = _names.resolve(str(expr.args[0].value), self.trusted)
+        values = {key: self.read(join(path, key), path, None) for key in self._children(path)}
+        return Data(target, values).made()
+
+    def fill(self, node: Node, path: str) -> None:
+        """Gives a config the values of its lines; only what is not the default counts as set."""
+        stamp = Stamp()
+        own = state(node)
+        # A keyword that only **kwargs takes is known by its line alone.
+        names = [n for n in self._children(path) if n not in own.values] if path else []
+        for name in [*own.values, *(n for n in names if _takes(node, n))]:
+            at = join(path, name)
+            default = own.values.get(name, REQUIRED)
+            value = self.read(at, path, default)
+            if value is default or _same(value, default):
+                continue
+            try:
+                _store.assign(node, name, _store.check(node, name, value), stamp)
+            except ConfigError as e:
+                message = f"{e.message} (at {at!r})"
+                raise ConfigError(
+                    message, code=e.code, where=f"line {self.number(at)}", hint=e.hint
+                ) from None
+
+    def finish(self) -> None:
+        for path, (number, _) in self.lines.items():
+            if path not in self.used:
+                above = path.rpartition(".")[0]
+                known = [p for p in self.used if p.rpartition(".")[0] == above]
+                raise self.error(
+                    f"{path!r} is no path of this config", number, did_you_mean(path, known) or None
+                )
+
+
+def _takes(node: Node, name: str) -> bool:
+    own = state(node)
+    return name in own.fields or (own.call is not None and own.call.extra_field(name) is not None)
+
+
+def _is_call(expr: ast.expr, word: str) -> bool:
+    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id == word
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a value read is what the config has by default."""
+    a = {"": _write.inline(value)} if not _nodes(value) else None
+    b = {"": _write.inline(default)} if not _nodes(default) else None
+    return a is not None and a == b
+
+
+def _nodes(value: Any) -> bool:
+    return isinstance(value, Node) or any(_nodes(part) for _, part in _write.parts(value))
+
+
+def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any:
+    """See :meth:`Config.from_text`; ``trusted`` None trusts every package."""
+    reader = _Reader(text, trusted)
+    node = reader.read("", "", None)
+    if not isinstance(node, cls):
+        raise reader.error(f"got {_write.brief(node)}, expected a {cls.__qualname__}", 1)
+    reader.finish()
+    return node
+
+
+# Pickles ----------------------------------------------------------------------------------------
+
+Snapshot = tuple[dict[str, tuple[Any, bool]], tuple[Any, ...]]
+
+
+def snapshot(node: Node) -> Snapshot:
+    """Returns what the text leaves out: provenance, frozen flags, replacement reports."""
+    events = {path: (state(n).events, state(n).frozen) for path, n in walk(node)}
+    return events, state(node).reports
+
+
+def unpickled(cls: type[Any], text: str, rest: Snapshot) -> Any:
+    """Returns a config from what ``__reduce__`` gave."""
+    node = from_text(text, None, cls)
+    events, state(node).reports = rest
+    for path, each in walk(node):
+        own = state(each)
+        own.events, own.frozen = list(events[path][0]), events[path][1]
+    return node
+
+
+# The command line -------------------------------------------------------------------------------
+
+
+def set_path_text(root: Any, path: str, text: str, trusted: tuple[str, ...]) -> None:
+    """See :meth:`Config.set_path_text`."""
+    node, rest = _edit.place(root, path)
+    own = state(node)
+    field = own.fields.get(rest.split(".")[0])
+    candidates: list[Any] = []
+    failed: ConfigError | None = None
+    try:
+        candidates.append(parse_value(text, trusted))
+    except ConfigError as e:
+        failed = e
+    word = text.strip().lower()
+    if word in ("true", "false", "none", "null"):
+        candidates.append({"true": True, "false": False}.get(word))
+    for kind in field.checker.enums if field is not None else ():
+        if text.strip() in kind.__members__:
+            candidates.append(kind[text.strip()])
+    candidates.append(text)
+    error: ConfigError | None = None
+    for value in candidates:
+        try:
+            _edit.set_path(root, path, value)
+            return
+        except ConfigError as e:
+            error = error or e
+    if failed is not None and failed.code != "AX110":
+        raise failed
+    assert error is not None
+    raise error
+
+
+__all__ = ["Event", "from_text", "is_record", "parse_value", "set_path_text", "unpickled"]

@@ -51,7 +51,6 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
             family="cpu",
             platform="cpu",
             target="axcore.parallel.instances:resolve_cpu",
-            detect="axcore.parallel.instances:detect_cpu",
             description="this machine's CPU, one device",
         ),
         InstanceTypeSpec(
@@ -70,13 +69,13 @@ def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
         MeshRuleSpec(
             name="cpu",
             pattern="cpu",
-            target="axcore.parallel.rules:CPU",
+            target="axcore.parallel.cpu:CPU",
             reason="one device: nothing to shard",
         ),
         MeshRuleSpec(
             name="cpu-simulated",
             pattern="cpu-*",
-            target="axcore.parallel.rules:CPU_SIMULATED",
+            target="axcore.parallel.cpu:CPU_SIMULATED",
             reason="simulated devices are for checking shardings: shard parameters over all",
         ),
     )

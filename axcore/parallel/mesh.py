@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 from axcore.errors import ShardingError, did_you_mean
 from axcore.parallel.axes import MESH_AXES
-from axcore.plugins import FrozenMap
+from axcore.config import FrozenMapping
 
 __all__ = ["MeshShape", "build_mesh"]
 
@@ -46,10 +46,10 @@ class MeshShape:
     fsdp: int = 1
     seq: int = 1
     model: int = 1
-    across_slices: Mapping[str, int] = dataclasses.field(default_factory=FrozenMap[str, int])
+    across_slices: Mapping[str, int] = dataclasses.field(default_factory=FrozenMapping[int])
 
     def __post_init__(self) -> None:
-        across = FrozenMap(self.across_slices)
+        across = FrozenMapping(self.across_slices)
         object.__setattr__(self, "across_slices", across)
         _check_sizes({name: getattr(self, name) for name in MESH_AXES}, "mesh_shape")
         _check_sizes(across, "mesh_shape.across_slices")

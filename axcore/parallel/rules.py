@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from axcore.errors import ShardingError, did_you_mean
 from axcore.parallel.axes import LOGICAL_AXES, MESH_AXES, AxisRule, axis_line
-from axcore.plugins import FrozenMap
+from axcore.config import FrozenMapping
 
 __all__ = [
     "DEFAULT_ACTIVATION_RULES",
@@ -23,7 +23,7 @@ __all__ = [
 TableName = Literal["param", "optimizer", "activation", "cache"]
 Rules = Mapping[str, AxisRule]
 
-DEFAULT_PARAM_RULES: Rules = FrozenMap(
+DEFAULT_PARAM_RULES: Rules = FrozenMapping(
     {
         "embed": ("fsdp",),
         "mlp": ("model",),
@@ -38,7 +38,7 @@ DEFAULT_PARAM_RULES: Rules = FrozenMap(
         "batch": (),
     }
 )
-DEFAULT_ACTIVATION_RULES: Rules = FrozenMap(
+DEFAULT_ACTIVATION_RULES: Rules = FrozenMapping(
     {
         "batch": ("data", "expert", "fsdp"),
         "seq": ("seq",),
@@ -53,7 +53,7 @@ DEFAULT_ACTIVATION_RULES: Rules = FrozenMap(
     }
 )
 # A decoder extends its cache along seq one position at a time, so that dim stays whole.
-DEFAULT_CACHE_RULES: Rules = FrozenMap({"seq": ()})
+DEFAULT_CACHE_RULES: Rules = FrozenMapping({"seq": ()})
 
 
 @dataclass(frozen=True)
@@ -119,22 +119,22 @@ class ShardingRules:
     """
 
     param_rules: Mapping[str, AxisRule] = dataclasses.field(
-        default_factory=FrozenMap[str, AxisRule]
+        default_factory=FrozenMapping[AxisRule]
     )
     optimizer_rules: Mapping[str, AxisRule] = dataclasses.field(
-        default_factory=FrozenMap[str, AxisRule]
+        default_factory=FrozenMapping[AxisRule]
     )
     activation_rules: Mapping[str, AxisRule] = dataclasses.field(
-        default_factory=FrozenMap[str, AxisRule]
+        default_factory=FrozenMapping[AxisRule]
     )
     cache_rules: Mapping[str, AxisRule] = dataclasses.field(
-        default_factory=FrozenMap[str, AxisRule]
+        default_factory=FrozenMapping[AxisRule]
     )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
-            rules = FrozenMap({a: _checked(field.name, a, r) for a, r in given.items()})
+            rules = FrozenMapping({a: _checked(field.name, a, r) for a, r in given.items()})
             object.__setattr__(self, field.name, rules)
 
     def table(self, name: TableName) -> RuleTable:
@@ -147,7 +147,7 @@ class ShardingRules:
             "activation": activations,
             "cache": {**activations, **DEFAULT_CACHE_RULES, **self.cache_rules},
         }[name]
-        return RuleTable(name, FrozenMap(rules))
+        return RuleTable(name, FrozenMapping(rules))
 
     def check(self) -> None:
         """Checks that every logical axis that a table names is declared.

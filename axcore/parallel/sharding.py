@@ -1,6 +1,6 @@
 """From names to shardings: the PartitionSpec of an array, and shardings of whole trees.
 
-Sizes are checked here, before XLA sees anything: XLA pads a dim that does not divide, silently.
+Sizes are checked here: JAX leaves a constrained dim that does not divide whole, silently.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from axcore.errors import ShardingError
 from axcore.parallel.rules import RuleTable, ShardingRules, TableName
 from axcore.parallel.sharding import named_shardings, partition_spec
-from axcore.plugins import FrozenMap, Instance
+from axcore.config import FrozenMapping
+from axcore.plugins import Instance
 
 __all__ = ["ProgramTarget"]
 
@@ -35,12 +36,12 @@ class ProgramTarget:
     platform: str
     mesh: Mesh | None = None
     rules: ShardingRules = field(default_factory=ShardingRules)
-    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMap[str, tuple[str, ...]])
-    options: Mapping[str, str] = field(default_factory=FrozenMap[str, str])
+    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMapping[tuple[str, ...]])
+    options: Mapping[str, str] = field(default_factory=FrozenMapping[str])
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kernels", FrozenMap(self.kernels))
-        object.__setattr__(self, "options", FrozenMap(self.options))
+        object.__setattr__(self, "kernels", FrozenMapping(self.kernels))
+        object.__setattr__(self, "options", FrozenMapping(self.options))
         self.rules.check()
 
     @classmethod
@@ -144,7 +145,10 @@ class ProgramTarget:
         if self.mesh is not None:
             devices = ",".join(str(d.id) for d in self.mesh.devices.flat)
             mesh = f"{tuple(self.mesh.shape.items())}:{self.mesh.axis_types}:{devices}"
-        parts = (self.instance, self.platform, mesh, self.rules, self.kernels, self.options)
+        # Sorted: mappings are equal in any order.
+        mappings = [vars(self.rules)[n] for n in sorted(vars(self.rules))]
+        mappings += [self.kernels, self.options]
+        parts = (self.instance, self.platform, mesh, *(sorted(m.items()) for m in mappings))
         text = "\n".join(map(repr, parts))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -152,7 +156,7 @@ class ProgramTarget:
 class _NoMesh:
     """Stands for a mesh in which every axis has size 1."""
 
-    shape: Mapping[str, int] = FrozenMap[str, int]()
+    shape: Mapping[str, int] = FrozenMapping[int]()
 
 
 _NO_MESH: Mesh = _NoMesh()  # pyright: ignore[reportAssignmentType]

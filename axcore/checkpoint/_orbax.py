@@ -63,6 +63,7 @@ class OrbaxCheckpointer(BaseCheckpointer):
         self.skipped: dict[int, str] = {}
         self._directory: Path | None = None
         self._orbax: Any = None
+        self._filter: logging.Filter | None = None
         self._thread: threading.Thread | None = None
         self._failure: CheckpointError | None = None
         self._good: dict[int, _manifest.Manifest] = {}
@@ -90,6 +91,8 @@ class OrbaxCheckpointer(BaseCheckpointer):
         try:
             if _is_primary():
                 shutil.rmtree(partial, ignore_errors=True)
+                if size > _free_bytes(self._root()):  # say so before filling the disk
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 partial.mkdir(parents=True)
                 (partial / _EXTRA).write_text(text, encoding="utf-8")
             if stored:
@@ -176,8 +179,9 @@ class OrbaxCheckpointer(BaseCheckpointer):
             self.wait()
         finally:
             checkpointer, self._orbax = self._orbax, None
-            if checkpointer is not None:
+            if checkpointer is not None and self._filter is not None:
                 checkpointer.close()
+                logging.getLogger("absl").removeFilter(self._filter)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -360,6 +364,8 @@ class OrbaxCheckpointer(BaseCheckpointer):
             ocp = _orbax_module()
             handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
             self._orbax = ocp.AsyncCheckpointer(handler)
+            self._filter = _OrbaxToDebug()
+            logging.getLogger("absl").addFilter(self._filter)
         return self._orbax
 
 
@@ -367,6 +373,16 @@ def _orbax_module() -> Any:
     import orbax.checkpoint as ocp
 
     return ocp
+
+
+class _OrbaxToDebug(logging.Filter):
+    """Moves orbax's messages to our logger's debug level; its errors reach the user through us."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if f"{os.sep}orbax{os.sep}" not in record.pathname:
+            return True
+        _log.debug("orbax: %s", record.getMessage())
+        return False
 
 
 def _is_primary() -> bool:

@@ -436,7 +436,9 @@ def test_an_error_in_the_background_surfaces_at_the_next_call(tmp_path, monkeypa
         "save": lambda: ckpt.save(2, state()),
         "close": ckpt.close,
     }
-    with pytest.raises(CheckpointError, match=r"saving step 1 failed.*Input/output error") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"saving step 1 failed.*Input/output error"
+    ) as caught:
         calls[call]()
     assert caught.value.code == "AX601"
     assert isinstance(caught.value.__cause__, OSError)

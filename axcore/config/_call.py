@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from axcore.config import _resolve, _store
 from axcore.config._config import Config
 from axcore.config._fields import REQUIRED, Field
 from axcore.config._provenance import Stamp
-from axcore.config._tree import FrozenMapping, Node, State, map_nodes, path_of, rebuilt, set_state
+from axcore.config._tree import FrozenMapping, Node, State, map_nodes, parts, path_of, set_state
 from axcore.config._tree import state as state_of
 from axcore.config._types import ANY, Mismatch, TupleChecker, describe, public
 from axcore.errors import ConfigError, did_you_mean
@@ -72,7 +72,7 @@ class Call:
         return self._field(name) if self.open and name not in self.parameters else None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def call_of(fn: Callable[..., Any], partial: bool) -> Call:
     """Returns the Call of a callable."""
     return Call(fn, partial)
@@ -139,9 +139,12 @@ def _instantiate(key: str, node: Node) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, FrozenMapping):
-        return {key: _plain(part) for key, part in value.items()}
-    return rebuilt(value, lambda _, part: _plain(part)) if type(value) is tuple else value
+    kind = cast(Any, type(value))
+    if kind is FrozenMapping:
+        return {key: _plain(part) for key, part in parts(value)}
+    if kind is tuple:
+        return tuple([_plain(part) for _, part in parts(value)])
+    return value
 
 
 def _split(call: Call, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -228,7 +228,7 @@ class Config(Node, metaclass=ConfigMeta):
         return cast("Self", _text.from_text(text, tuple(trusted), cls))
 
     def lines(self) -> dict[str, str]:
-        """Returns path -> value in text form, for each node and each leaf; the root's path is ''."""
+        """Returns path -> value in text form, of each config and leaf; the root's path is ''."""
         return _write.lines(self, strict=False)
 
     def fingerprint(self) -> str:
@@ -356,6 +356,7 @@ class Config(Node, metaclass=ConfigMeta):
 
 
 _RESERVED = frozenset(n for n in dir(Config) if not n.startswith("_"))
+_Base = Config  # a name of its own, since the class below has one that hides it
 
 
 class Configurable:
@@ -365,7 +366,7 @@ class Configurable:
     find each other: ``X.Config.target is X``.
     """
 
-    class Config(Config):
+    class Config(_Base):
         """Configures nothing yet; subclasses add their fields."""
 
     cfg: Any
@@ -376,31 +377,7 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        parents = list(
-            dict.fromkeys(b.Config for b in cls.__bases__ if issubclass(b, Configurable))
-        )
-        own: Any = cls.__dict__.get("Config")
-        where = f"{short_name(cls.__qualname__)}.Config"
-        if own is None:
-            namespace = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
-            own = ConfigMeta("Config", tuple(parents), namespace)
-            cls.Config = own
-        elif not (isinstance(own, type) and all(issubclass(own, p) for p in parents)):
-            names = ", ".join(short_name(p.__qualname__) for p in parents)
-            raise ConfigError(
-                "a nested Config must derive from the parent's",
-                code="AX105",
-                where=where,
-                hint=f"write class Config({names})",
-            )
-        elif own.__dict__.get("target") is not None:
-            raise ConfigError(
-                f"this config class already configures {own.target.__qualname__}",
-                code="AX105",
-                where=where,
-                hint=f"derive one: class Config({short_name(own.__qualname__)})",
-            )
-        own.target = cls
+        _pair(cls)
 
     @classmethod
     def from_config(cls, cfg: Any, **kwargs: Any) -> Any:
@@ -409,3 +386,29 @@ class Configurable:
 
 
 Configurable.Config.target = Configurable
+
+
+def _pair(cls: Any) -> None:
+    """Gives a Configurable its Config and the Config its target."""
+    parents: list[Any] = [b.Config for b in cls.__bases__ if issubclass(b, Configurable)]
+    parents = list(dict.fromkeys(parents))
+    own: Any = cls.__dict__.get("Config")
+    if own is None:
+        namespace = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
+        own = cls.Config = ConfigMeta("Config", tuple(parents), namespace)
+    elif not (isinstance(own, type) and all(issubclass(own, p) for p in parents)):
+        names = ", ".join(short_name(p.__qualname__) for p in parents)
+        raise ConfigError(
+            "a nested Config must derive from the parent's",
+            code="AX105",
+            where=f"{short_name(cls.__qualname__)}.Config",
+            hint=f"write class Config({names})",
+        )
+    elif vars(own).get("target") is not None:
+        raise ConfigError(
+            f"this config class already configures {vars(own)['target'].__qualname__}",
+            code="AX105",
+            where=f"{short_name(cls.__qualname__)}.Config",
+            hint="declare a nested class Config that derives from it",
+        )
+    setattr(own, "target", cls)  # noqa: B010 (of this class, unseen by checkers)

@@ -14,12 +14,16 @@ from axcore.errors import ConfigError, did_you_mean
 C = TypeVar("C", bound=Node)
 
 
+def is_config_class(value: Any) -> bool:
+    """Whether ``value`` is a config class."""
+    return isinstance(value, type) and issubclass(value, Node)
+
+
 def is_match(node: Node, kind: Any) -> bool:
     """Whether ``node`` is of a config class, or calls a given callable."""
-    if isinstance(kind, type) and issubclass(kind, Node):
+    if is_config_class(kind):
         return isinstance(node, kind)
-    config = getattr(kind, "Config", None)
-    if isinstance(config, type) and issubclass(config, Node):
+    if is_config_class(getattr(kind, "Config", None)):
         raise ConfigError(
             f"got the class {kind.__name__}, expected a config class",
             code="AX101",
@@ -42,41 +46,23 @@ def locate(root: Node, path: str) -> tuple[Node, str]:
     """
     node, rest = root, path
     while rest:
-        own = state(node)
-        step = _step(own.values, rest)
-        if step is None:
-            _no_path(root, node, rest)
-        child, below = step
+        child, below = _step(node, rest)
         if child is None:
             return node, rest
         node, rest = child, below
     return node, ""
 
 
-def _step(values: dict[str, Any], rest: str) -> tuple[Node | None, str] | None:
-    """Follows ``rest`` from a node: the next node with what remains, or (None, '') at a leaf."""
-    segments = rest.split(".")
-    value: Any = values.get(segments[0], _step)
-    if value is _step:
-        return None
-    for i, segment in enumerate(segments[1:], 1):
+def _step(node: Node, rest: str) -> tuple[Node | None, str]:
+    """Follows ``rest`` from a config to the next one and what remains; (None, rest) at a leaf."""
+    first, *segments = rest.split(".")
+    values = state(node).values
+    if first not in values:
+        raise _store.unknown(node, first)
+    value, at = values[first], first
+    for i, segment in enumerate(segments):
         if isinstance(value, Node):
             return value, ".".join(segments[i:])
-        inner = dict(parts(value))
-        if segment not in inner:
-            return None
-        value = inner[segment]
-    return (value, "") if isinstance(value, Node) else (None, "")
-
-
-def _no_path(root: Node, node: Node, rest: str) -> Any:
-    segments = rest.split(".")
-    own = state(node)
-    value: Any = own.values.get(segments[0], _step)
-    if value is _step:
-        raise _store.unknown(node, segments[0])
-    at = segments[0]
-    for segment in segments[1:]:
         inner = dict(parts(value))
         if segment not in inner:
             raise ConfigError(
@@ -87,7 +73,7 @@ def _no_path(root: Node, node: Node, rest: str) -> Any:
                 or (f"it has: {', '.join(inner)}" if inner else "it has no parts"),
             )
         value, at = inner[segment], f"{at}.{segment}"
-    raise ConfigError(f"there is nothing at {rest!r}", code="AX108", where=path_of(root))
+    return (value, "") if isinstance(value, Node) else (None, rest)
 
 
 def get_path(root: Node, path: str) -> Any:
@@ -123,7 +109,7 @@ def place(root: Node, path: str) -> tuple[Node, str]:
         node, rest = locate(root, path)
     except ConfigError:
         node, rest = locate(root, above)
-        if rest or last not in state(node).fields and not _takes(node, last):
+        if rest or (last not in state(node).fields and not _takes(node, last)):
             raise
         return node, last
     if rest:

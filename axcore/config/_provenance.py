@@ -57,7 +57,7 @@ _AUTHOR: contextvars.ContextVar[tuple[Kind, str, str | None] | None] = contextva
 )
 
 
-class author:  # noqa: N801 (used as a statement: `with author(...)`)
+class author:
     """Scope in which every edit is recorded as made by the given author.
 
     Outside any scope edits are recorded as kind ``experiment``, named by the module that made them.

@@ -107,7 +107,7 @@ def _resolved(value: Any, chain: tuple[Node, ...], name: str) -> Any:
 
 
 def _owner(of: str, chain: tuple[Node, ...], name: str) -> int | None:
-    """Returns the index in ``chain`` of the node that ``of`` means for field ``name`` of the first."""
+    """Returns which of ``chain`` the ``of`` in field ``name`` of the first means."""
     for i, node in enumerate(chain):
         if of in state(node).values and not (i == 0 and of == name):
             return i

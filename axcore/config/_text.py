@@ -6,12 +6,12 @@ import ast
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from axcore.config import _edit, _names, _store, _write
 from axcore.config._fields import REQUIRED
-from axcore.config._provenance import Event, Stamp
-from axcore.config._tree import FrozenMapping, Node, is_record, join, record_names, state, walk
+from axcore.config._provenance import Stamp
+from axcore.config._tree import FrozenMapping, Node, join, parts, record_names, state, walk
 from axcore.config._types import Scaled
 from axcore.errors import ConfigError, did_you_mean
 
@@ -207,7 +207,7 @@ class _Reader:
         try:
             if isinstance(expr, ast.Name) and expr.id in ("tuple", "mapping"):
                 return self._container(expr.id, path)
-            if _is_call(expr, "data") and path in self.inner:
+            if _is_data(expr) and path in self.inner:
                 return self._record(expr, path)
             value = _value(expr, self.trusted)
         except _Bad as e:
@@ -278,8 +278,12 @@ def _takes(node: Node, name: str) -> bool:
     return name in own.fields or (own.call is not None and own.call.extra_field(name) is not None)
 
 
-def _is_call(expr: ast.expr, word: str) -> bool:
-    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id == word
+def _is_data(expr: ast.expr) -> TypeGuard[ast.Call]:
+    match expr:
+        case ast.Call(func=ast.Name(id="data")):
+            return True
+        case _:
+            return False
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -290,7 +294,7 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _nodes(value: Any) -> bool:
-    return isinstance(value, Node) or any(_nodes(part) for _, part in _write.parts(value))
+    return isinstance(value, Node) or any(_nodes(part) for _, part in parts(value))
 
 
 def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any:
@@ -356,6 +360,3 @@ def set_path_text(root: Any, path: str, text: str, trusted: tuple[str, ...]) -> 
         raise failed
     assert error is not None
     raise error
-
-
-__all__ = ["Event", "from_text", "is_record", "parse_value", "set_path_text", "unpickled"]

@@ -100,7 +100,7 @@ def is_record(value: object) -> bool:
     return hasattr(type(value), "__dataclass_fields__")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def record_names(cls: type) -> tuple[str, ...]:
     """Returns the names of the fields that the constructor of a dataclass takes."""
     return tuple(f.name for f in dataclasses.fields(cls) if f.init)

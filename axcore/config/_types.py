@@ -12,7 +12,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from axcore.config import _names
@@ -144,7 +144,7 @@ class Checker:
 
     def convert(self, value: Any) -> Any:
         """Returns the value as stored. Raises Mismatch."""
-        kind = type(value)
+        kind = cast(Any, type(value))
         if kind in ATOMS or kind is Scaled:
             return value
         if isinstance(value, Node):
@@ -216,7 +216,7 @@ def is_leaf(value: Any) -> bool:
 
 
 def _convert_record(value: Any) -> Any:
-    kind = type(value)
+    kind = cast(Any, type(value))
     if not kind.__dataclass_params__.frozen:
         raise Mismatch(
             f"a {kind.__name__}, a dataclass that can change",
@@ -235,7 +235,7 @@ def _convert_record(value: Any) -> Any:
     return rebuilt(value, convert)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def record_checkers(cls: type) -> dict[str, Checker]:
     """Returns a checker for each field of a dataclass; unresolvable annotations accept any."""
     try:
@@ -422,7 +422,7 @@ def compile_annotation(annotation: Any, where: str) -> Checker:
         if args and args[0] is not str:
             raise _refuse_annotation("Mapping with keys other than str", where, "use str keys")
         return MappingChecker(inner(args[1]) if args else ANY)
-    if kind is collections.abc.Callable or kind is Callable:
+    if kind is collections.abc.Callable:  # pyright: ignore[reportUnknownMemberType]
         return CallableChecker()
     if kind is type:
         bound = args[0] if args and isinstance(args[0], type) else object

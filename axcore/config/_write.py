@@ -1,4 +1,4 @@
-"""Values and configs as text: literals plus ``config, config_for, partial_for, ref, enum, data``."""
+"""Values and configs as text: literals, ``config, config_for, partial_for, ref, enum, data``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from axcore.config import _names
 from axcore.config._tree import (
@@ -47,7 +47,7 @@ def head(value: Any, namer: Namer) -> str:
 
 def inline(value: Any, namer: Namer = _names.any_path) -> str:
     """Returns a value on one line; of a config only its head."""
-    kind = type(value)
+    kind = cast(Any, type(value))
     if kind is str:
         return quote(value)
     if kind in ATOMS or kind is Scaled or value is REQUIRED:
@@ -56,10 +56,10 @@ def inline(value: Any, namer: Namer = _names.any_path) -> str:
         return head(value, namer)
     if isinstance(value, enum.Enum):
         return f"enum({quote(f'{namer(kind)}.{value.name}')})"
-    if isinstance(value, tuple):
+    if kind is tuple:
         inner = [inline(part, namer) for _, part in parts(value)]
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
-    if isinstance(value, FrozenMapping):
+    if kind is FrozenMapping:
         inner = [f"{quote(key)}: {inline(part, namer)}" for key, part in parts(value)]
         return f"{{{', '.join(inner)}}}"
     if is_record(value):
@@ -95,8 +95,8 @@ def lines(node: Node, strict: bool = True) -> dict[str, str]:
 
 
 def _lines(value: Any, path: str, owner: Node, namer: Namer, out: dict[str, str]) -> None:
-    kind = type(value)
-    if kind in ATOMS or not isinstance(value, Node) and is_leaf(value):
+    kind = cast(Any, type(value))
+    if kind in ATOMS or (not isinstance(value, Node) and is_leaf(value)):
         try:
             out[path] = inline(value, namer)
         except _names.NotPublic as e:

@@ -9,12 +9,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 
 from axcore.config import REQUIRED, Required
-from axcore.data._files import Buffer, expand_paths, read_range, read_whole, relative_names
+from axcore.data._files import (
+    Buffer,
+    changed_file,
+    expand_paths,
+    open_file,
+    read_range,
+    read_whole,
+    relative_names,
+)
 from axcore.data._order import indexed_hashes
 from axcore.data._source import BaseSource, Document, Skipped, digest_of
 from axcore.errors import DataError
@@ -22,6 +30,7 @@ from axcore.errors import DataError
 __all__ = ["SpanSource"]
 
 _log = logging.getLogger(__name__)
+_MAX_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,8 @@ class _File:
     path: Path
     name: str
     num_bytes: int
-    compressed: bool
+    # Read as a whole and kept in memory, rather than by span.
+    whole: bool
     # Start and end of each document within the (decompressed) file, shape (documents, 2), int64.
     spans: np.ndarray
 
@@ -44,8 +54,8 @@ class SpanSource(BaseSource):
         paths: Required[tuple[str, ...]] = REQUIRED
         # Empty, binary and unreadable files: an error, or left out, counted and reported.
         on_bad_file: Literal["error", "skip"] = "error"
-        # Decompressed gzip files kept in memory: random access into gzip costs a whole file each
-        # time.
+        # Content of gzip and small files kept in memory. Random access into a gzip file costs the
+        # whole file each time, and opening a small one costs more than reading it.
         cache_bytes: int = 2**30
 
     def __init__(self, cfg: Config):
@@ -55,7 +65,9 @@ class SpanSource(BaseSource):
         self._files: tuple[_File, ...] | None = None
         self._first = np.zeros(1, dtype=np.int64)
         self._skipped: list[Skipped] = []
-        self._cache: OrderedDict[Path, Buffer] = OrderedDict()
+        self._cache: OrderedDict[Path, bytes] = OrderedDict()
+        self._cached_bytes = 0
+        self._open_files: OrderedDict[Path, BinaryIO] = OrderedDict()
 
     @abc.abstractmethod
     def _spans(self, path: Path, data: Buffer) -> np.ndarray:
@@ -112,9 +124,10 @@ class SpanSource(BaseSource):
                 where=str(path),
                 hint='remove it from the paths, or set on_bad_file="skip"',
             )
-        if compressed:
+        whole = compressed or isinstance(data, bytes)
+        if isinstance(data, bytes):
             self._remember(path, data)
-        return _File(path, name, len(data), compressed, spans)
+        return _File(path, name, len(data), whole, spans)
 
     def _all_files(self) -> tuple[_File, ...]:
         self.prepare()
@@ -135,20 +148,12 @@ class SpanSource(BaseSource):
         file = files[number]
         inside = index - int(self._first[number])
         start, stop = (int(x) for x in file.spans[inside])
-        if file.compressed:
-            data = bytes(self._decompressed(file.path)[start:stop])
-        else:
-            data = read_range(file.path, start, stop)
+        data = self._content(file)[start:stop] if file.whole else self._range(file, start, stop)
         name = file.name if len(file.spans) == 1 else f"{file.name}#{inside}"
         try:
             return Document(id=name, text=self._text(data))
         except ValueError as e:
-            raise DataError(
-                f"document {inside} is no longer what it was when the file was checked: {e}",
-                code="AX504",
-                where=str(file.path),
-                hint="data must not change during a run; start again with the file complete",
-            ) from e
+            raise changed_file(file.path, file.num_bytes, file.num_bytes) from e
 
     def hashes(self) -> np.ndarray:
         """Returns a hash of each document's id, shape (documents,), uint64."""
@@ -166,20 +171,36 @@ class SpanSource(BaseSource):
         self.prepare()
         return tuple(self._skipped)
 
-    def _decompressed(self, path: Path) -> Buffer:
+    def _content(self, file: _File) -> bytes:
         with self._lock:
-            if path in self._cache:
-                self._cache.move_to_end(path)
-                return self._cache[path]
-        data, _ = read_whole(path)
-        self._remember(path, data)
+            if file.path in self._cache:
+                self._cache.move_to_end(file.path)
+                return self._cache[file.path]
+        data = bytes(read_whole(file.path)[0])
+        if len(data) != file.num_bytes:
+            raise changed_file(file.path, file.num_bytes, len(data))
+        self._remember(file.path, data)
         return data
 
-    def _remember(self, path: Path, data: Buffer) -> None:
+    def _remember(self, path: Path, data: bytes) -> None:
         with self._lock:
+            if path not in self._cache:
+                self._cached_bytes += len(data)
             self._cache[path] = data
-            self._cache.move_to_end(path)
-            held = sum(len(d) for d in self._cache.values())
-            while held > self._cfg.cache_bytes and len(self._cache) > 1:
+            while self._cached_bytes > self._cfg.cache_bytes and len(self._cache) > 1:
                 _, dropped = self._cache.popitem(last=False)
-                held -= len(dropped)
+                self._cached_bytes -= len(dropped)
+
+    def _range(self, file: _File, start: int, stop: int) -> bytes:
+        # Reading, not mapping: a mapped file that is cut off meanwhile kills the process.
+        with self._lock:
+            handle = self._open_files.get(file.path)
+            if handle is None:
+                handle = self._open_files[file.path] = open_file(file.path)
+                while len(self._open_files) > _MAX_OPEN_FILES:
+                    self._open_files.popitem(last=False)[1].close()
+            self._open_files.move_to_end(file.path)
+            data = read_range(file.path, handle, start, stop)
+        if len(data) != stop - start:
+            raise changed_file(file.path, stop - start, len(data))
+        return data

@@ -11,10 +11,20 @@ import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from axcore.errors import DataError, did_you_mean
 
-__all__ = ["check_text", "expand_paths", "read_range", "read_whole", "relative_names"]
+__all__ = [
+    "Buffer",
+    "changed_file",
+    "check_text",
+    "expand_paths",
+    "open_file",
+    "read_range",
+    "read_whole",
+    "relative_names",
+]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # Larger plain files are mapped instead of read, so that scanning one takes no memory of its size.
@@ -56,7 +66,7 @@ def expand_paths(paths: Sequence[str]) -> list[Path]:
                 f"the pattern {text!r} matches no file",
                 code="AX501",
                 where=os.getcwd() if not os.path.isabs(pattern) else None,
-                hint="check the directory, and quote the pattern to keep the shell from expanding it; "
+                hint="check the directory, and quote it to keep the shell from expanding it; "
                 "`**` matches directories at any depth",
             )
         found.update(dict.fromkeys(files))
@@ -135,26 +145,41 @@ def read_whole(path: Path) -> tuple[Buffer, bool]:
     return data, compressed
 
 
-def read_range(path: Path, start: int, stop: int) -> bytes:
-    """Returns bytes ``start`` to ``stop - 1`` of a plain file.
+def open_file(path: Path) -> BinaryIO:
+    """Returns the file, open for reading.
 
     Raises:
-        DataError: The file cannot be read or has become shorter.
+        DataError: It cannot be opened.
     """
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read(stop - start)
+        return open(path, "rb")
     except OSError as e:
         raise _unreadable(path, e) from e
-    if len(data) != stop - start:
-        raise DataError(
-            "the file has become shorter since it was checked",
-            code="AX504",
-            where=str(path),
-            hint="data must not change during a run; start again with the file complete",
-        )
-    return data
+
+
+def read_range(path: Path, file: BinaryIO, start: int, stop: int) -> bytes:
+    """Returns bytes ``start`` to ``stop - 1``, fewer where the file ends.
+
+    Raises:
+        DataError: They cannot be read.
+    """
+    try:
+        file.seek(start)
+        return file.read(stop - start)
+    except OSError as e:
+        raise _unreadable(path, e) from e
+
+
+def changed_file(path: Path, expected_bytes: int, got_bytes: int) -> DataError:
+    """Returns the error of a file that is no longer what it was when it was checked."""
+    sizes = f": got {got_bytes} bytes, expected {expected_bytes}"
+    return DataError(
+        "the file has changed since it was checked"
+        + (sizes if got_bytes != expected_bytes else ""),
+        code="AX504",
+        where=str(path),
+        hint="data must not change during a run; start again with the file complete",
+    )
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

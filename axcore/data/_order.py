@@ -4,18 +4,20 @@ Everything here is a pure function of (documents, weights, seed), with random ac
 document of training is found without having seen the k - 1 before it. That is what lets every row
 of the batch be a stream of its own whose position is two integers.
 
-The epoch permutation is grain's ``index_shuffle`` (a keyed bijection: 6 us per document, no
-memory), also where an array-based shuffle would need 8 bytes per document and process. Grain's
-``MapDataset.mix`` is not used: it rounds weights to whole percents of the smallest one, and its
-fixed pattern can tie a row of the batch to one source when the pattern's length divides by the
-batch size.
+The epoch permutation is a keyed bijection of our own (a Feistel network with cycle walking),
+without memory, where a shuffled array would need 8 bytes per document and process. A saved position
+means what it meant only as long as this permutation is the same, so it must not come with a
+dependency's version; and grain's ``index_shuffle``, 6 us for a million documents, takes 7 ms for
+five (it walks cycles of a domain that is far too large). grain's ``MapDataset.mix`` is not used
+either: it rounds weights to whole percents of the smallest one, and its fixed pattern can tie a row
+of the batch to one source when the pattern's length divides by the batch size.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,7 @@ from axcore.errors import DataError
 __all__ = [
     "DocumentOrder",
     "Group",
+    "Permutation",
     "document_hash",
     "heldout_mask",
     "indexed_hashes",
@@ -36,8 +39,10 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Draws after which a mixture's shares are exact; weights are kept to one part in this many.
 _BLOCK = 10_000
-# Four Feistel rounds are grain's own choice for shuffling a dataset.
-_ROUNDS = 4
+# Even, so that both halves end where they began. Four rounds shuffle large data well; the few bits
+# of a small corpus need more (tests/data/test_order.py measures it).
+_ROUNDS = 8
+_WORD = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,39 @@ def mixing_slots(weights: Sequence[float], block: int = _BLOCK) -> np.ndarray:
     return slots
 
 
-def _seed32(*parts: object) -> int:
-    """Returns a 32-bit seed from parts; neighbouring seeds and epochs share nothing."""
-    return document_hash("\x1f".join(str(p) for p in parts)) & 0xFFFFFFFF
+class Permutation:
+    """A permutation of 0 ... length - 1, chosen by ``key``, computed one place at a time.
+
+    Args:
+        length: Number of places, at least 1.
+        key: Any text; different keys give unrelated permutations.
+    """
+
+    def __init__(self, length: int, key: str):
+        self._length = length
+        bits = max(2, (length - 1).bit_length())
+        self._low, self._high = bits // 2, bits - bits // 2
+        self._keys = tuple(document_hash(f"{key}\x1f{i}") for i in range(_ROUNDS))
+
+    def __call__(self, place: int) -> int:
+        """Returns where ``place`` goes."""
+        # The network permutes a power of two that is less than twice the length; places beyond
+        # the length are sent through again, which is less than one more time on average.
+        while True:
+            place = self._network(place)
+            if place < self._length:
+                return place
+
+    def _network(self, place: int) -> int:
+        # Halves of unequal width when the number of bits is odd; they change roles every round.
+        here, there = self._low, self._high
+        left, right = place >> there, place & ((1 << there) - 1)
+        for key in self._keys:
+            z = ((right ^ key) * 0xBF58476D1CE4E5B9) & _WORD
+            z = ((z ^ (z >> 29)) * 0x94D049BB133111EB) & _WORD
+            left, right = right, left ^ (z >> (64 - here))
+            here, there = there, here
+        return (left << there) | right
 
 
 class DocumentOrder:
@@ -154,6 +189,7 @@ class DocumentOrder:
         self._slots = mixing_slots(weights)
         self._seed = seed
         self._shuffle = shuffle
+        self._permutation = functools.lru_cache(maxsize=64)(self._make_permutation)
         self._block = functools.lru_cache(maxsize=8)(self._make_block)
 
     def __getitem__(self, place: int) -> int:
@@ -162,10 +198,7 @@ class DocumentOrder:
         members = self._groups[group]
         epoch, position = divmod(rank, len(members))
         if self._shuffle:
-            seed = _seed32("epoch", self._seed, self._names[group], epoch)
-            position = _index_shuffle()(
-                position, max_index=len(members) - 1, seed=seed, rounds=_ROUNDS
-            )
+            position = self._permutation(group, epoch)(position)
         return int(members[position])
 
     def locate(self, place: int) -> tuple[int, int]:
@@ -177,6 +210,10 @@ class DocumentOrder:
         group = int(owner[inside])
         return group, number * int(self._slots[group]) + int(earlier[inside])
 
+    def _make_permutation(self, group: int, epoch: int) -> Permutation:
+        key = f"epoch\x1f{self._seed}\x1f{self._names[group]}\x1f{epoch}"
+        return Permutation(len(self._groups[group]), key)
+
     def _make_block(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         # A fresh arrangement per block: see the module's docstring on fixed patterns.
         base = np.repeat(np.arange(len(self._slots)), self._slots)
@@ -186,11 +223,3 @@ class DocumentOrder:
         for group, count in enumerate(self._slots):
             earlier[owner == group] = np.arange(count)
         return owner, earlier
-
-
-@functools.cache
-def _index_shuffle() -> Callable[..., int]:
-    # Imported on first use: grain costs about 0.15 s after JAX, 1.5 s alone.
-    from grain.experimental import index_shuffle
-
-    return index_shuffle

@@ -36,7 +36,7 @@ class Parquet(BaseSource):
     """A string column of Parquet files; a row is a document, a null an empty one.
 
     Only footers are read before training. Random access reads a row group (one column of it) at a
-    time and keeps the latest few: write corpora in row groups of some ten megabytes.
+    time and keeps the latest ones: write corpora in row groups of about ten megabytes.
 
     Example:
         ``Parquet.Config(paths=("data/*.parquet",), column="content")``
@@ -48,8 +48,9 @@ class Parquet(BaseSource):
         # Files or glob patterns.
         paths: Required[tuple[str, ...]] = REQUIRED
         column: str = "text"
-        # Row groups kept in memory.
-        cached_row_groups: int = 16
+        # Row groups kept in memory. Shuffled reading of more than this re-reads a row group for
+        # almost every document: raise it, or convert such a corpus to JSON lines.
+        cache_bytes: int = 2**30
 
     def __init__(self, cfg: Config):
         super().__init__(cfg)
@@ -115,9 +116,9 @@ class Parquet(BaseSource):
             ) from e
 
     def _row_groups(self, path: Path, name: str) -> list[_RowGroup]:
-        import pyarrow
-
         with self._open(path) as file:
+            import pyarrow
+
             schema = file.schema_arrow
             column = self._cfg.column
             if column not in schema.names:
@@ -177,8 +178,9 @@ class Parquet(BaseSource):
         values = table.column(self._cfg.column)
         with self._lock:
             self._cache[number] = values
-            while len(self._cache) > max(1, self._cfg.cached_row_groups):
-                self._cache.popitem(last=False)
+            held = sum(v.nbytes for v in self._cache.values())
+            while held > self._cfg.cache_bytes and len(self._cache) > 1:
+                held -= self._cache.popitem(last=False)[1].nbytes
         return values
 
     def hashes(self) -> np.ndarray:

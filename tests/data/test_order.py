@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axcore.data._order import DocumentOrder, heldout_mask, indexed_hashes, mixing_slots
+from axcore.data._order import (
+    DocumentOrder,
+    Permutation,
+    heldout_mask,
+    indexed_hashes,
+    mixing_slots,
+)
 from axcore.errors import DataError
 
 
@@ -49,8 +55,32 @@ def test_epoch_of_a_seed_is_no_epoch_of_the_next_seed():
 
 
 def test_order_is_the_recorded_one():
-    # Recorded with grain 0.2.18. A change here means that saved positions no longer mean the same.
-    assert [_order(10, seed=7)[i] for i in range(10)] == [RECORDED]
+    # A change here would change the meaning of every saved position.
+    assert [_order(10, seed=7)[i] for i in range(10)] == [3, 8, 0, 6, 4, 1, 5, 2, 9, 7]
+    assert [_order(10**6, seed=7)[i] for i in range(4)] == [828451, 231921, 26170, 88597]
+
+
+@pytest.mark.parametrize("size", [2, 5, 16, 79])
+def test_every_document_comes_equally_often_at_every_place(size):
+    runs = 2000
+    counts = np.zeros((size, size))
+    for run in range(runs):
+        permutation = Permutation(size, f"run {run}")
+        for place in range(size):
+            counts[place, permutation(place)] += 1
+    expected = runs / size
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    # (size - 1)^2 degrees of freedom: mean and standard deviation in closed form.
+    freedom = (size - 1) ** 2
+    assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_neighbours_are_separated():
+    size = 1000
+    permutation = Permutation(size, "any")
+    distance = np.abs(np.diff([permutation(i) for i in range(size)]))
+    # A random permutation's neighbours are size / 3 apart on average.
+    assert distance.mean() == pytest.approx(size / 3, rel=0.1)
 
 
 def test_without_shuffling_documents_come_in_order():

@@ -221,13 +221,24 @@ def test_skipping_every_file_is_an_error(tmp_path: Path):
 
 
 def test_a_file_that_shrinks_after_the_check_is_noticed(tmp_path: Path):
-    path = tmp_path / "a.txt"
-    path.write_text("long text here")
-    source = TextFiles.Config(paths=(str(path),)).instantiate()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("long text here")
+    cfg = TextFiles.Config(paths=(str(tmp_path / "*.txt"),), cache_bytes=1)
+    source = cfg.instantiate()
     source.prepare()
-    path.write_text("short")
-    with pytest.raises(DataError, match="shorter"):
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(DataError, match=r"has changed.*got 5 bytes, expected 14"):
         source[0]
+
+
+def test_a_large_file_that_shrinks_after_the_check_is_noticed(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 17 * 2**20 + "\n\nend")
+    source = TextFiles.Config(paths=(str(path),), split="paragraph").instantiate()
+    source.prepare()
+    os.truncate(path, 2**20)
+    with pytest.raises(DataError, match="has changed"):
+        source[1]
 
 
 def test_bad_data_are_found_before_a_batch_is_made(tmp_path: Path):
@@ -308,7 +319,7 @@ def parquet_file(tmp_path: Path) -> Path:
 
 
 def test_rows_of_a_column_are_documents_in_any_order_of_access(parquet_file: Path):
-    cfg = Parquet.Config(paths=(str(parquet_file),), cached_row_groups=1)
+    cfg = Parquet.Config(paths=(str(parquet_file),), cache_bytes=1)
     source = cfg.instantiate()
     assert len(source) == 11
     for i in (9, 0, 5, 9):

@@ -4,8 +4,9 @@ A source gives documents with random access; a tokenizer makes ids of them; ``Te
 held-out documents, shuffles, packs and deals to rows, and its position is saved and restored
 exactly on any number of processes.
 
-Built on grain where it earns its place: the epoch permutation (``index_shuffle``), the state
-protocol of iterators, and thread prefetching. grain is imported when the first iterator is made,
+Built on grain where it earns its place: the state protocol of iterators and thread prefetching
+(``_iterator.py``, which says what of grain is not used and why), and every source is a grain
+``RandomAccessDataSource``. grain is imported when the first iterator that reads ahead is made,
 because its import takes longer than everything else here; likewise pyarrow when a Parquet file is
 opened.
 """

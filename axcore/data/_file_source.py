@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class SpanSource(BaseSource):
         self._cache: OrderedDict[Path, bytes] = OrderedDict()
         self._cached_bytes = 0
         self._open_files: OrderedDict[Path, BinaryIO] = OrderedDict()
+        weakref.finalize(self, _close_all, self._open_files)
 
     @abc.abstractmethod
     def _spans(self, path: Path, data: Buffer) -> np.ndarray:
@@ -204,3 +206,8 @@ class SpanSource(BaseSource):
         if len(data) != stop - start:
             raise changed_file(file.path, stop - start, len(data))
         return data
+
+
+def _close_all(files: OrderedDict[Path, BinaryIO]) -> None:
+    for file in files.values():
+        file.close()

@@ -37,6 +37,12 @@ def test_every_make_command_in_a_document_is_a_target(path):
     assert _commands(path) <= _targets()
 
 
+def test_newest_runs_existing_tests_of_each_contract_and_of_training():
+    (line,) = re.findall(r"^NEWEST_TESTS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [path for path in line.split() if not (ROOT / path).exists()] == []
+    assert {"config", "module", "plugins", "train"} <= {path.split("/")[1] for path in line.split()}
+
+
 def test_ci_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

@@ -90,7 +90,7 @@ def optimizer_state_axes(state_shapes: Any, params_specs: Mapping[str, Any]) -> 
     Args:
         state_shapes: ``jax.eval_shape(opt.init, params)``, or a tree that contains it.
         params_specs: Nested dicts of specs with ``shape`` and ``axes``, such as
-            :class:`~axcore.module.ParameterSpec`; stacked layers may appear in the state under their
+            :class:`~axcore.module.ParameterSpec`; the state may hold stacked layers under their
             stack key or one by one.
 
     Returns:

@@ -19,7 +19,7 @@ know nothing of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,12 @@ ScalarOrSchedule = float | Callable[[Any], Any]
 Transformation = optax.GradientTransformationExtraArgs
 
 
+class DecayState(NamedTuple):
+    """State of a scheduled weight decay: int32 scalar, updates made so far."""
+
+    count: jax.Array
+
+
 def decayed_weights(weight_decay: ScalarOrSchedule) -> Transformation:
     """Adds ``weight_decay * p`` to the updates of the parameters that the learner's mask names.
 
@@ -46,10 +52,10 @@ def decayed_weights(weight_decay: ScalarOrSchedule) -> Transformation:
         parameters with a bool per leaf (or a traced bool scalar per layer); None decays them all.
     """
 
-    def init(params: Any) -> optax.WeightDecaySchedule | optax.EmptyState:
+    def init(params: Any) -> DecayState | optax.EmptyState:
         del params
         if callable(weight_decay):
-            return optax.WeightDecaySchedule(count=jnp.zeros([], jnp.int32))
+            return DecayState(jnp.zeros([], jnp.int32))
         return optax.EmptyState()
 
     def update(
@@ -59,9 +65,7 @@ def decayed_weights(weight_decay: ScalarOrSchedule) -> Transformation:
             raise ValueError("decayed_weights needs the parameters: call update(..., params)")
         if callable(weight_decay):
             rate = weight_decay(state.count)
-            state = optax.WeightDecaySchedule(optax.safe_increment(state.count))
-        elif weight_decay == 0:
-            return updates, state
+            state = DecayState(optax.safe_increment(state.count))
         else:
             rate = weight_decay
         # By path: a partitioned transformation shows only some of the parameters.
@@ -70,7 +74,8 @@ def decayed_weights(weight_decay: ScalarOrSchedule) -> Transformation:
         def decay(path: Any, u: jax.Array, p: jax.Array) -> jax.Array:
             chosen = True if weight_decay_mask is None else mask[path]
             if isinstance(chosen, bool):
-                return u + rate * p if chosen else u
+                none = not chosen or (isinstance(rate, (int, float)) and rate == 0)
+                return u if none else u + rate * p
             return u + jnp.where(chosen, rate * p, jnp.zeros_like(p))
 
         return jax.tree_util.tree_map_with_path(decay, updates, params), state

@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from axcore.collection import expand_path
@@ -90,7 +89,7 @@ def per_layer(
         if plan is not None:
             return plan.update(inner, grads, state, params, extra)
         if extra.get(_MASK) is not None:
-            extra[_MASK] = unroll_layers(_broadcast_mask(extra[_MASK]))
+            extra[_MASK] = _unroll_mask(extra[_MASK])
         unrolled = None if params is None else unroll_layers(params)
         updates, state = inner.update(unroll_layers(grads), state, unrolled, **extra)
         return stack_layers(updates, grads), state
@@ -102,14 +101,13 @@ def _has_stacks(params: Params) -> bool:
     return any(lead_shape(path) for path in flatten(params))
 
 
-def _broadcast_mask(mask: Params) -> dict[str, Any]:
-    """Gives static bools of stacked leaves their leading axes."""
-    return unflatten(
-        {
-            p: np.broadcast_to(m, lead_shape(p)) if lead_shape(p) else m
-            for p, m in flatten(mask).items()
-        }
-    )
+def _unroll_mask(mask: Params) -> dict[str, Any]:
+    """Unrolls a mask; one static bool is right for all the layers of a stack."""
+    flat: dict[Path, Any] = {}
+    for path, leaf in flatten(mask).items():
+        for name, index in expand_path("/".join(path)):
+            flat[tuple(name.split("/"))] = leaf if isinstance(leaf, bool) else leaf[index]
+    return unflatten(flat)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,8 @@ class ConfigMeta(type):
         own: dict[str, Field] = {}
         if bases != (Node,):
             frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-            own = collect(namespace, inherited, _RESERVED, frame)
+            known = {n for base in bases for n in dir(base)} - _RESERVED
+            own = collect(namespace, inherited, known, _RESERVED, frame)
         namespace.setdefault("__slots__", ())
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         # With several bases the order of the MRO decides, as it does for methods.
@@ -411,4 +412,6 @@ def _pair(cls: Any) -> None:
             where=f"{short_name(cls.__qualname__)}.Config",
             hint="declare a nested class Config that derives from it",
         )
+    for field in own.ax_own.values():
+        field.know(cls.__name__, cls)
     setattr(own, "target", cls)  # noqa: B010 (of this class, unseen by checkers)

@@ -102,6 +102,11 @@ class Field:
         """Sets the local names that a postponed annotation may use besides the module's."""
         self._scope = scope
 
+    def know(self, name: str, value: Any) -> None:
+        """Adds a name that a postponed annotation may use, while it is unresolved."""
+        if self._scope is not None:
+            self._scope = {name: value, **self._scope}
+
     def resolve(self) -> None:
         """Compiles the annotation. Raises NameError while it names something not yet defined."""
         annotation = self.annotation
@@ -183,6 +188,7 @@ def short_name(qualname: str) -> str:
 def collect(
     namespace: dict[str, Any],
     inherited: Mapping[str, Field],
+    constants: set[str],
     reserved: frozenset[str],
     frame: FrameType | None,
 ) -> dict[str, Field]:
@@ -191,6 +197,7 @@ def collect(
     Args:
         namespace: The class body; defaults of fields are removed from it.
         inherited: Fields of the bases.
+        constants: Names that are class variables of the bases.
         reserved: Names that are methods of Config.
         frame: The frame that executes the class statement.
 
@@ -206,11 +213,9 @@ def collect(
     def refuse(name: str, message: str, hint: str) -> ConfigError:
         return ConfigError(message, code="AX105", where=f"{owner}.{name}", hint=hint)
 
-    annotations = {
-        name: annotation
-        for name, annotation in own_annotations(namespace).items()
-        if not is_class_var(annotation)
-    }
+    annotations = own_annotations(namespace)
+    constants = {name for name, a in annotations.items() if is_class_var(a)} | constants
+    annotations = {name: a for name, a in annotations.items() if name not in constants}
     postponed = any(isinstance(a, str | ForwardRef) for a in annotations.values())
     scope = local_scope(frame) if postponed else None
     stated = dict.fromkeys([*namespace, *annotations])
@@ -226,7 +231,7 @@ def collect(
             field = Field(name, annotations[name], namespace.pop(name, REQUIRED), owner, module)
             field.bind(scope)
             own[name] = field
-        elif name in namespace and not name.startswith("_"):
+        elif not name.startswith("_") and name not in constants:
             value = namespace[name]
             defined_here = str(getattr(value, "__qualname__", "")).startswith(qualname + ".")
             if name in inherited:

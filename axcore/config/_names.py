@@ -67,6 +67,11 @@ def _search(value: Any) -> str:
     owner = getattr(value, "__self__", None)
     if module is None and isinstance(owner, type):
         module = owner.__module__  # a classmethod of a builtin class
+    if owner is not None and not isinstance(owner, type | types.ModuleType):
+        raise NotPublic(
+            f"{_brief(value)} is bound to an object and cannot be written down",
+            "give a function at module level, with its settings bound by partial_for",
+        )
     if not isinstance(qualname, str) or not isinstance(module, str):
         raise NotPublic(
             f"{_brief(value)} has no name that could be written down",
@@ -78,11 +83,6 @@ def _search(value: Any) -> str:
         raise NotPublic(
             f"{_brief(value)} is local to a function and cannot be written down",
             "move it to module level, or configure what makes it: config_for(factory, ...)",
-        )
-    if isinstance(owner, object) and not isinstance(owner, type | types.ModuleType | None):
-        raise NotPublic(
-            f"{_brief(value)} is bound to an object and cannot be written down",
-            "give a function at module level, with its settings bound by partial_for",
         )
     for name, candidate in _candidates(module, qualname, value):
         if candidate == value if isinstance(owner, type) else candidate is value:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._distributions import write_distribution as write_distribution
-    from .kernels import KernelCase as KernelCase
-    from .kernels import KernelConformance as KernelConformance
-    from .layers import LayerConformance as LayerConformance
-    from .plugins import PluginConformance as PluginConformance
+    from ._kernels import KernelCase as KernelCase
+    from ._kernels import KernelConformance as KernelConformance
+    from ._layers import LayerConformance as LayerConformance
+    from ._plugins import PluginConformance as PluginConformance
 
 _PUBLIC = {
-    "KernelCase": "kernels",
-    "KernelConformance": "kernels",
-    "LayerConformance": "layers",
-    "PluginConformance": "plugins",
+    "KernelCase": "_kernels",
+    "KernelConformance": "_kernels",
+    "LayerConformance": "_layers",
+    "PluginConformance": "_plugins",
     "write_distribution": "_distributions",
 }
 

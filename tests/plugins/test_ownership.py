@@ -9,7 +9,10 @@ from axcore.errors import PluginError, PluginLookupError
 INSTANCE = (
     'InstanceTypeSpec(pattern="{0}", family="acme", platform="{1}", target="acme.machines:resolve")'
 )
-KERNEL = 'KernelSpec(op="rms_norm", implementation="{0}", platforms=("{1}",), target="a:b", priority={2})'
+KERNEL = (
+    'KernelSpec(op="rms_norm", implementation="{0}", platforms=("{1}",), target="a:b", '
+    "priority={2})"
+)
 RULE = 'MeshRuleSpec(name="{0}", pattern="{1}", traits={2}, target="math:pi", reason="measured")'
 OPTION = 'CompilerOptionSpec(name="{0}", pattern="{1}", key="{2}", value={3}, reason="measured")'
 

@@ -1,0 +1,183 @@
+"""The suite that every kernel's tests subclass: results, gradients, determinism, dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axcore import ops
+from axcore.plugins import OpCall, host, load_target
+
+from ._op_cases import KernelCase, default_cases
+
+__all__ = ["KernelCase", "KernelConformance"]
+
+
+class KernelConformance:
+    """Checks one implementation of an op against the float32 reference.
+
+    Errors are measured against the largest magnitude of the reference's result.
+
+    Attributes:
+        op: The op's name.
+        implementation: The implementation's name.
+        tolerance: Largest relative error of results in float32.
+        gradient_tolerance: The same for gradients.
+        low_precision: Dtype of the low-precision test, or None to leave it out.
+        low_precision_tolerance: Largest relative error there; bfloat16 rounds to 2**-8.
+        differentiable: Whether the kernel has a gradient.
+
+    Example:
+        ```python
+        class TestRmsNorm(KernelConformance):
+            op = "rms_norm"
+            implementation = "acme"
+        ```
+    """
+
+    op: str
+    implementation: str
+    tolerance: float = 1e-5
+    gradient_tolerance: float = 1e-4
+    low_precision: str | None = "bfloat16"
+    low_precision_tolerance: float = 2e-2
+    differentiable: bool = True
+
+    def cases(self) -> Sequence[KernelCase]:
+        """Returns the calls to check; by default a few small ones for each op of core."""
+        return default_cases(self.op)
+
+    def function(self) -> Callable[..., Any]:
+        """Returns the kernel as this machine can run it.
+
+        Skips where the kernel is for another platform. Override it to check a kernel without its
+        hardware, with Pallas' ``interpret=True`` for example.
+        """
+        spec = host().kernels.get(f"{self.op}.{self.implementation}")
+        platform = jax.default_backend()
+        if not spec.runs_on(platform):
+            pytest.skip(f"{spec.name} runs on {', '.join(spec.platforms)}, this is {platform}")
+        return load_target(spec.target, where=spec.name)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Runs each test once per case."""
+        if "case" in metafunc.fixturenames:
+            metafunc.parametrize("case", self.cases(), ids=lambda case: case.name)
+
+    def test_shape_and_dtype(self, case: KernelCase) -> None:
+        arrays = case.arrays()
+        expected = jax.eval_shape(self._closed(ops.reference(self.op), case), arrays)
+        got = jax.eval_shape(self._kernel(case, arrays), arrays)
+        assert jax.tree.structure(got) == jax.tree.structure(expected)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+
+    def test_forward(self, case: KernelCase) -> None:
+        arrays = case.arrays()
+        got = jax.jit(self._kernel(case, arrays))(arrays)
+        self._compare(got, self._reference(case, arrays), self.tolerance)
+
+    def test_low_precision(self, case: KernelCase) -> None:
+        if self.low_precision is None:
+            pytest.skip("the suite leaves low precision out")
+        low = _cast(case.arrays(), self.low_precision)
+        got = jax.jit(self._kernel(case, low))(low)
+        expected = self._reference(case, _cast(low, "float32"))
+        self._compare(got, expected, self.low_precision_tolerance)
+
+    def test_gradient(self, case: KernelCase) -> None:
+        if not self.differentiable:
+            pytest.skip("the kernel has no gradient")
+        arrays = case.arrays()
+        kernel = self._kernel(case, arrays)
+        got = jax.jit(_gradient(kernel))(arrays)
+        expected = _gradient(self._closed(ops.reference(self.op), case))(arrays)
+        for name in expected:
+            self._compare(got[name], expected[name], self.gradient_tolerance, name)
+
+    def test_determinism(self, case: KernelCase) -> None:
+        arrays = case.arrays()
+        kernel = jax.jit(self._kernel(case, arrays))
+        first, second = kernel(arrays), kernel(arrays)
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_supports_gives_a_reason_or_none(self, case: KernelCase) -> None:
+        reason = self._refusal(case, case.arrays())
+        assert reason is None or (isinstance(reason, str) and reason.strip())
+
+    def _kernel(self, case: KernelCase, arrays: Mapping[str, Any]) -> Callable[..., Any]:
+        reason = self._refusal(case, arrays)
+        if reason is not None:
+            pytest.skip(f"refused: {reason}")
+        return self._closed(self.function(), case)
+
+    def _refusal(self, case: KernelCase, arrays: Mapping[str, Any]) -> str | None:
+        name = f"{self.op}.{self.implementation}"
+        spec = host().kernels.get(name)
+        if spec.supports is None:
+            return None
+        call = OpCall(
+            op=self.op,
+            shapes={n: tuple(a.shape) for n, a in arrays.items()},
+            dtypes={n: str(a.dtype) for n, a in arrays.items()},
+            mask=case.static.get("mask"),
+            needs_gradient=self.differentiable,
+            platform=spec.platforms[0] if "*" not in spec.platforms else jax.default_backend(),
+            options={n: v for n, v in case.static.items() if n != "mask"},
+        )
+        return load_target(spec.supports, where=name)(call)
+
+    def _closed(self, function: Callable[..., Any], case: KernelCase) -> Callable[..., Any]:
+        return lambda arrays: function(**arrays, **case.static)
+
+    def _reference(self, case: KernelCase, arrays: Mapping[str, Any]) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return self._closed(ops.reference(self.op), case)(arrays)
+
+    def _compare(self, got: Any, expected: Any, tolerance: float, what: str = "result") -> None:
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            assert np.isfinite(a).all() or not np.isfinite(b).all(), f"{what} is not finite"
+            scale = max(float(np.max(np.abs(b), initial=0.0)), 1e-3)
+            error = float(np.max(np.abs(a - b), initial=0.0)) / scale
+            assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"
+
+
+def _cast(arrays: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Casts the floating-point arrays."""
+    return {
+        n: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+        for n, a in arrays.items()
+    }
+
+
+def _gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradient, by the floating-point arguments, of a fixed weighting of all results."""
+
+    def weighted(floats: dict[str, Any], others: dict[str, Any]) -> jax.Array:
+        leaves = [
+            x
+            for x in jax.tree.leaves(function({**floats, **others}))
+            if jnp.issubdtype(x.dtype, jnp.floating)
+        ]
+        # Weights that differ by position, so that no two errors cancel.
+        return sum(
+            (
+                jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape))
+                for x in leaves
+            ),
+            start=jnp.zeros(()),
+        )
+
+    def gradient(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        floats = {n: a for n, a in arrays.items() if jnp.issubdtype(a.dtype, jnp.floating)}
+        others = {n: a for n, a in arrays.items() if n not in floats}
+        return jax.grad(weighted)(floats, others)
+
+    return gradient

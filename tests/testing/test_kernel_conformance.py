@@ -1,0 +1,95 @@
+"""The kernel suite passes on references and catches kernels that compute something else."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from axcore import ops
+from axcore.testing import KernelConformance
+from axcore.testing._op_cases import default_cases
+
+
+OPS = (
+    "attention",
+    "rms_norm",
+    "layer_norm",
+    "gated_activation",
+    "linear_cross_entropy",
+    "grouped_matmul",
+)
+
+
+class TestRmsNorm(KernelConformance):
+    op = "rms_norm"
+    implementation = "xla"
+
+
+class TestGroupedMatmul(KernelConformance):
+    op = "grouped_matmul"
+    implementation = "xla"
+
+
+@pytest.mark.parametrize(("op", "case"), [(op, c) for op in OPS for c in default_cases(op)])
+def test_every_case_is_a_call_that_the_reference_takes(op, case):
+    outputs = jax.eval_shape(lambda a: ops.reference(op)(**a, **case.static), case.arrays())
+    assert jax.tree.leaves(outputs)
+
+
+def _wrong_value(x, scale=None, *, eps):
+    return ops.reference("rms_norm")(x, scale, eps=eps) * 1.001
+
+
+def _wrong_eps(x, scale=None, *, eps):
+    return ops.reference("rms_norm")(x, scale, eps=0.0)
+
+
+def _wrong_dtype(x, scale=None, *, eps):
+    return ops.reference("rms_norm")(x, scale, eps=eps).astype(jnp.float16)
+
+
+@jax.custom_vjp
+def _value(x, scale, eps):
+    return ops.reference("rms_norm")(x, scale, eps=eps)
+
+
+_value.defvjp(
+    lambda x, scale, eps: (_value(x, scale, eps), (x, scale)), lambda r, g: (g, g[0, 0], None)
+)
+
+
+def _wrong_gradient(x, scale=None, *, eps):
+    return _value(x, scale, eps)
+
+
+@pytest.mark.parametrize(
+    ("function", "test", "case"),
+    [
+        (_wrong_value, "test_forward", "scaled"),
+        (_wrong_eps, "test_forward", "large-eps"),
+        (_wrong_dtype, "test_shape_and_dtype", "scaled"),
+        (_wrong_gradient, "test_gradient", "scaled"),
+    ],
+)
+def test_the_suite_catches(function, test, case):
+    class Suite(TestRmsNorm):
+        wrong = False
+
+        def function(self):
+            return function if self.wrong else super().function()
+
+    suite = Suite()
+    (chosen,) = [c for c in suite.cases() if c.name == case]
+    getattr(suite, test)(chosen)
+    suite.wrong = True
+    with pytest.raises(AssertionError):
+        getattr(suite, test)(chosen)
+
+
+def test_an_op_without_cases_asks_for_them():
+    class Suite(KernelConformance):
+        op = "fourier"
+
+    with pytest.raises(pytest.fail.Exception, match="override cases"):
+        Suite().cases()

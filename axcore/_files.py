@@ -8,12 +8,13 @@ from pathlib import Path
 __all__ = ["atomic_write", "sync_directory"]
 
 
-def atomic_write(path: Path, text: str) -> None:
+def atomic_write(path: Path, content: str | bytes) -> None:
     """Writes a file so that a reader finds the old content or the new, never a part."""
+    data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(partial, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from axcore.checkpoint import stack_form
@@ -37,7 +38,7 @@ class Wanted:
 
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is an array (or the shape) of typed PRNG keys."""
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def store_form(leaf: Any) -> tuple[Any, str | None]:

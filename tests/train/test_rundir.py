@@ -1,0 +1,215 @@
+"""A run's directory: resumed by the same config, refused to anything else, never damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from axcore.config import Config, Configurable
+from axcore.errors import TrainError
+from axcore.train.rundir import RunDir, text_changes
+
+
+class Watch(Configurable):
+    class Config(Configurable.Config):
+        every: int = 1
+
+
+class Run(Configurable):
+    class Config(Configurable.Config):
+        max_step: int = 10
+        dim: int = 4
+        rate: float = 0.1
+        mesh_shape: tuple[int, ...] = (1,)
+        checkpointer: Watch.Config = Watch.Config()
+        remat: str = "none"
+
+
+def text(**kw) -> str:
+    return Run.Config(**kw).to_text()
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def refused(run: RunDir, config: str, code: str, **kw) -> TrainError:
+    """The error of a refused run; the directory is as before."""
+    before = snapshot(run.root)
+    with pytest.raises(TrainError) as caught:
+        run.prepare(config, **kw)
+    assert snapshot(run.root) == before
+    assert caught.value.code == code
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_a_new_directory_gets_config_and_provenance(tmp_path):
+    run = RunDir(tmp_path / "a" / "b")
+    assert run.prepare(text(), provenance={"dim": []}) == ()
+    assert run.config.read_text() == text() == run.config_text
+    assert json.loads(run.provenance.read_text()) == {"dim": []}
+    assert sorted(p.name for p in run.root.iterdir()) == ["config.txt", "provenance.json"]
+
+
+def test_checking_touches_nothing(tmp_path):
+    assert RunDir(tmp_path / "new").check(text()) == ()
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_same_config_resumes(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    run.metrics.write_text("{}")
+    assert RunDir(tmp_path).prepare(text()) == ()
+    assert run.metrics.read_text() == "{}"
+
+
+def test_another_experiment_is_refused_with_the_differences(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    error = refused(run, text(dim=8, rate=0.5), "AX742")
+    assert "dim: 4 -> 8; rate: 0.1 -> 0.5" in error.message
+
+
+def test_another_kind_of_config_is_refused(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    error = refused(run, Watch.Config().to_text(), "AX742")
+    assert "(type): config(" in error.message
+
+
+def test_many_differences_are_counted(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare('config("a.B")\n' + "".join(f"f{i}: 0\n" for i in range(30)))
+    error = refused(run, 'config("a.B")\n' + "".join(f"f{i}: 1\n" for i in range(30)), "AX742")
+    assert "f9: 0 -> 1; and 20 more" in error.message
+
+
+@pytest.mark.parametrize(
+    "change,kind",
+    [
+        ({"mesh_shape": (4,)}, "hardware"),
+        ({"remat": "full"}, "hardware"),
+        ({"checkpointer": Watch.Config(every=3)}, "watching"),
+    ],
+)
+def test_hardware_and_watching_may_change(tmp_path, change, kind):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    (noted,) = run.prepare(text(**change))
+    assert noted.kind == kind
+    assert run.config_text == text(**change)
+
+
+def test_the_horizon_is_raised_only_on_request(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    error = refused(run, text(max_step=20), "AX743")
+    assert "max_step: 10 -> 20" in error.message
+    assert "--extend" in error.hint
+    (noted,) = run.prepare(text(max_step=20), extend=True)
+    assert str(noted) == "max_step: 10 -> 20"
+    assert run.config_text == text(max_step=20)
+
+
+def test_the_horizon_is_never_lowered(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    assert "--extend" not in refused(run, text(max_step=5), "AX743", extend=True).hint
+
+
+def test_foreign_files_are_named_and_left_alone(tmp_path):
+    for i in range(12):
+        (tmp_path / f"photo{i:02}.jpg").write_bytes(b"x")
+    error = refused(RunDir(tmp_path), text(), "AX741")
+    assert "photo00.jpg, photo01.jpg" in error.message
+    assert "and 2 more" in error.message
+
+
+@pytest.mark.parametrize("content", [b"[settings]\n", b"\xff\xfe", b""])
+def test_somebody_elses_config_txt_is_foreign(tmp_path, content):
+    (tmp_path / "config.txt").write_bytes(content)
+    assert "config.txt" in refused(RunDir(tmp_path), text(), "AX741").message
+
+
+def test_what_a_kill_left_before_the_config_stood_is_no_obstacle(tmp_path):
+    (tmp_path / ".config.txt.partial").write_text("config(")
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    assert [p.name for p in tmp_path.iterdir()] == ["config.txt"]
+
+
+def test_notes_beside_a_run_are_left_alone(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    (tmp_path / "notes.txt").write_text("mine")
+    run.prepare(text())
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_is_refused(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("x")
+    with pytest.raises(TrainError, match="is a file") as caught:
+        RunDir(path).prepare(text())
+    assert caught.value.code == "AX740"
+    assert path.read_text() == "x"
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TrainError, match="cannot be written") as caught:
+        RunDir(tmp_path / "file" / "out").prepare(text())
+    assert caught.value.code == "AX744"
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(TrainError, match="No space left on device"):
+        run.prepare(text(mesh_shape=(2,)))
+    assert run.config_text == text()
+    assert [p.name for p in tmp_path.iterdir()] == ["config.txt"]
+
+
+@pytest.mark.parametrize(
+    "make,reason",
+    [
+        (lambda p: None, "does not exist"),
+        (lambda p: p.write_text(""), "is a file"),
+        (lambda p: p.mkdir(), "has no config.txt"),
+        (lambda p: RunDir(p).prepare(text()), "has no checkpoints yet"),
+    ],
+)
+def test_what_is_no_model_directory_is_refused(tmp_path, make, reason):
+    path = tmp_path / "model"
+    make(path)
+    with pytest.raises(TrainError, match=reason) as caught:
+        RunDir(path).require_model()
+    assert caught.value.code == "AX745"
+
+
+def test_a_model_directory_gives_its_config(tmp_path):
+    run = RunDir(tmp_path)
+    run.prepare(text())
+    run.checkpoints.mkdir()
+    assert Config.from_text(run.require_model(), trusted=(__name__,)).to_text() == text()
+
+
+def test_text_changes_name_new_and_absent_lines():
+    old, new = "config('A')\na: 1\nb: 'x: y'\n", "config('A')\nb: 'x: z'\nc: 3\n"
+    assert list(map(str, text_changes(old, new))) == [
+        "a: 1 (gone)",
+        "b: 'x: y' -> 'x: z'",
+        "c: 3 (new)",
+    ]

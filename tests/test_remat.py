@@ -59,14 +59,14 @@ def test_none_leaves_the_function_alone():
 
 
 def test_unknown_policy_names_the_nearest():
-    with pytest.raises(ModuleError, match="unknown remat policy 'dot'.*\n.*did you mean 'dots'"):
+    with pytest.raises(ModuleError, match=r"unknown remat policy 'dot'.*\n.*did you mean 'dots'"):
         Remat("dot")  # pyright: ignore[reportArgumentType]
 
 
 def test_unknown_site_names_the_nearest():
-    with pytest.raises(ModuleError, match="unknown remat site 'ffn_hiden'(.|\n)*'ffn_hidden'"):
+    with pytest.raises(ModuleError, match=r"unknown remat site 'ffn_hiden'(.|\n)*'ffn_hidden'"):
         Remat("sites", save=("ffn_hiden",)).jax_policy("cpu")
-    with pytest.raises(ModuleError, match="'qkv_prj'(.|\n)*'qkv_proj'"):
+    with pytest.raises(ModuleError, match=r"'qkv_prj'(.|\n)*'qkv_proj'"):
         site(jnp.ones(2), "qkv_prj")
 
 

@@ -8,6 +8,13 @@ Nothing here is known to layers: they call ``ctx.constrain(x, axes)`` and ``ctx.
 from axcore.parallel.arrays import make_global_array, process_rows
 from axcore.parallel.axes import LOGICAL_AXES, MESH_AXES, Axis, AxisRule
 from axcore.parallel.compiling import CompiledStep, MemoryUse, compile_step
+from axcore.parallel.instance_rules import (
+    AppliedRule,
+    Kept,
+    RuleChange,
+    RuleReport,
+    apply_instance_rules,
+)
 from axcore.parallel.instances import (
     detect,
     peak_flops,
@@ -16,6 +23,7 @@ from axcore.parallel.instances import (
     select_devices,
 )
 from axcore.parallel.mesh import MeshShape, build_mesh
+from axcore.parallel.modifiers import MeshShapeModifier, RematModifier, SetModifier
 from axcore.parallel.rules import (
     DEFAULT_ACTIVATION_RULES,
     DEFAULT_CACHE_RULES,
@@ -24,6 +32,7 @@ from axcore.parallel.rules import (
     ShardingRules,
 )
 from axcore.parallel.sharding import (
+    ArraySpec,
     ShardedBytes,
     batch_sharding,
     bytes_per_device,
@@ -33,6 +42,7 @@ from axcore.parallel.sharding import (
     replicated,
 )
 from axcore.parallel.target import ProgramTarget
+from axcore.parallel.traits import Traits, compute_traits
 
 __all__ = [
     "DEFAULT_ACTIVATION_RULES",
@@ -40,19 +50,30 @@ __all__ = [
     "DEFAULT_PARAM_RULES",
     "LOGICAL_AXES",
     "MESH_AXES",
+    "AppliedRule",
+    "ArraySpec",
     "Axis",
     "AxisRule",
     "CompiledStep",
+    "Kept",
     "MemoryUse",
     "MeshShape",
+    "MeshShapeModifier",
     "ProgramTarget",
+    "RematModifier",
+    "RuleChange",
+    "RuleReport",
     "RuleTable",
+    "SetModifier",
     "ShardedBytes",
     "ShardingRules",
+    "Traits",
+    "apply_instance_rules",
     "batch_sharding",
     "build_mesh",
     "bytes_per_device",
     "compile_step",
+    "compute_traits",
     "detect",
     "make_global_array",
     "named_sharding",

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from axcore.config import FrozenMapping
 from axcore.errors import ShardingError, did_you_mean
 from axcore.parallel.axes import MESH_AXES
-from axcore.config import FrozenMapping
 
 __all__ = ["MeshShape", "build_mesh"]
 

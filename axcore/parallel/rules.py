@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from axcore.config import FrozenMapping
 from axcore.errors import ShardingError, did_you_mean
 from axcore.parallel.axes import LOGICAL_AXES, MESH_AXES, AxisRule, axis_line
-from axcore.config import FrozenMapping
 
 __all__ = [
     "DEFAULT_ACTIVATION_RULES",

@@ -8,16 +8,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore.errors import ShardingError
-from axcore.module import ParameterSpec
 from axcore.parallel.rules import RuleTable, ShardingRules, TableName
 
 __all__ = [
+    "ArraySpec",
     "ShardedBytes",
     "batch_sharding",
     "bytes_per_device",
@@ -26,6 +27,25 @@ __all__ = [
     "partition_spec",
     "replicated",
 ]
+
+
+class ArraySpec(Protocol):
+    """An array before it exists: :class:`axcore.ParameterSpec`, or a leaf of optimizer state."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype's name."""
+        ...
+
+    @property
+    def axes(self) -> tuple[str | None, ...]:
+        """Logical axis or None for each dim."""
+        ...
 
 
 def partition_spec(
@@ -128,24 +148,25 @@ def _indivisible(
 
 
 def named_sharding(
-    spec: ParameterSpec, mesh: Mesh, table: RuleTable, *, name: str = "parameter"
+    spec: ArraySpec, mesh: Mesh, table: RuleTable, *, name: str = "parameter"
 ) -> NamedSharding:
-    """Returns the sharding of one described parameter or state, in its memory.
+    """Returns the sharding of one described array, in its ``memory`` if it states one.
 
     Raises:
         ShardingError: As for :func:`partition_spec`.
     """
     parts = partition_spec(spec.shape, spec.axes, mesh, table, name=name)
-    return NamedSharding(mesh, parts, memory_kind=spec.memory)
+    return NamedSharding(mesh, parts, memory_kind=getattr(spec, "memory", None))
 
 
 def named_shardings(
     specs: Any, mesh: Mesh, rules: ShardingRules, *, table: TableName = "param"
 ) -> Any:
-    """Returns the shardings of a tree of :class:`axcore.ParameterSpec`, in the same structure.
+    """Returns the shardings of a tree of described arrays, in the same structure.
 
     Args:
-        specs: Nested dicts (or any pytree) of specs, as ``module.parameter_specs()`` gives them.
+        specs: Nested dicts of :class:`axcore.ParameterSpec`, as ``module.parameter_specs()`` gives
+            them, or any pytree of :class:`ArraySpec`.
         mesh: The mesh.
         rules: The rules.
         table: Which of the tables: ``param``, or ``optimizer`` for state of a parameter's shape.
@@ -157,20 +178,22 @@ def named_shardings(
     return _map_specs(specs, lambda name, spec: named_sharding(spec, mesh, chosen, name=name))
 
 
-def _map_specs(specs: Any, fn: Callable[[str, ParameterSpec], Any]) -> Any:
+def _is_spec(value: Any) -> bool:
+    return hasattr(value, "axes") and hasattr(value, "shape")
+
+
+def _map_specs(specs: Any, fn: Callable[[str, ArraySpec], Any]) -> Any:
     def one(path: Any, spec: Any) -> Any:
-        name = "/".join(
-            str(getattr(p, "key", getattr(p, "idx", getattr(p, "name", p)))) for p in path
-        )
-        if not isinstance(spec, ParameterSpec):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not _is_spec(spec):
             raise ShardingError(
-                f"expected a ParameterSpec, got {type(spec).__name__}", code="AX456", where=name
+                f"expected a ParameterSpec or the like, got {type(spec).__name__}",
+                code="AX456",
+                where=name,
             )
         return fn(name, spec)
 
-    return jax.tree_util.tree_map_with_path(
-        one, specs, is_leaf=lambda x: isinstance(x, ParameterSpec)
-    )
+    return jax.tree_util.tree_map_with_path(one, specs, is_leaf=_is_spec)
 
 
 def batch_sharding(
@@ -216,15 +239,13 @@ def bytes_per_device(specs: Any, shardings: Any) -> ShardedBytes:
     """Returns the bytes of a tree of specs, in all and on one device.
 
     Args:
-        specs: Tree of ``ParameterSpec`` or ``jax.ShapeDtypeStruct``.
+        specs: Tree of :class:`ArraySpec` or ``jax.ShapeDtypeStruct``.
         shardings: Tree of shardings, the same structure.
     """
-    is_leaf = lambda x: isinstance(x, ParameterSpec)  # noqa: E731
     total = per_device = 0
-    for spec, sharding in zip(
-        jax.tree.leaves(specs, is_leaf=is_leaf), jax.tree.leaves(shardings), strict=True
-    ):
-        struct = spec.struct() if isinstance(spec, ParameterSpec) else spec
-        total += math.prod(struct.shape) * struct.dtype.itemsize
-        per_device += math.prod(sharding.shard_shape(struct.shape)) * struct.dtype.itemsize
+    leaves = jax.tree.leaves(specs, is_leaf=_is_spec)
+    for spec, sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
+        item_bytes = jnp.dtype(spec.dtype).itemsize
+        total += math.prod(spec.shape) * item_bytes
+        per_device += math.prod(sharding.shard_shape(spec.shape)) * item_bytes
     return ShardedBytes(total, per_device)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from axcore.config import FrozenMapping
 from axcore.errors import ShardingError
 from axcore.parallel.rules import RuleTable, ShardingRules, TableName
 from axcore.parallel.sharding import named_shardings, partition_spec
-from axcore.config import FrozenMapping
 from axcore.plugins import Instance
 
 __all__ = ["ProgramTarget"]
@@ -29,6 +29,7 @@ class ProgramTarget:
         mesh: The mesh, or None for one device without sharding.
         rules: The sharding rules.
         kernels: Op -> acceptable implementations, best first.
+        fallbacks: Ops that may fall back to the reference when none of those serves a call.
         options: What else changes the traced program, such as ``{"quantization": "fp8"}``.
     """
 
@@ -37,10 +38,12 @@ class ProgramTarget:
     mesh: Mesh | None = None
     rules: ShardingRules = field(default_factory=ShardingRules)
     kernels: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMapping[tuple[str, ...]])
+    fallbacks: frozenset[str] = frozenset()
     options: Mapping[str, str] = field(default_factory=FrozenMapping[str])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernels", FrozenMapping(self.kernels))
+        object.__setattr__(self, "fallbacks", frozenset(self.fallbacks))
         object.__setattr__(self, "options", FrozenMapping(self.options))
         self.rules.check()
 
@@ -52,6 +55,7 @@ class ProgramTarget:
         rules: ShardingRules | None = None,
         *,
         kernels: Mapping[str, tuple[str, ...]] | None = None,
+        fallbacks: Iterable[str] = (),
         options: Mapping[str, str] | None = None,
     ) -> ProgramTarget:
         """Returns the target of a mesh on an instance."""
@@ -61,6 +65,7 @@ class ProgramTarget:
             mesh=mesh,
             rules=rules or ShardingRules(),
             kernels=kernels or {},
+            fallbacks=frozenset(fallbacks),
             options=options or {},
         )
 
@@ -148,7 +153,10 @@ class ProgramTarget:
         # Sorted: mappings are equal in any order.
         mappings = [vars(self.rules)[n] for n in sorted(vars(self.rules))]
         mappings += [self.kernels, self.options]
-        parts = (self.instance, self.platform, mesh, *(sorted(m.items()) for m in mappings))
+        parts = (
+            (self.instance, self.platform, mesh, sorted(self.fallbacks)),
+            *(sorted(m.items()) for m in mappings),
+        )
         text = "\n".join(map(repr, parts))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -41,9 +41,7 @@ def test_shardings_are_those_asked_for():
     mesh = build_mesh(MeshShape(data=-1), jax.devices())
     rows = jax.sharding.NamedSharding(mesh, P("data"))
     struct = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    step = compile_step(
-        lambda x: 2 * x, struct, in_shardings=(rows,), out_shardings=rows
-    )
+    step = compile_step(lambda x: 2 * x, struct, in_shardings=(rows,), out_shardings=rows)
     assert step(jax.device_put(jnp.ones((8, 8)), rows)).sharding == rows
 
 

@@ -45,7 +45,7 @@ def test_this_machine_is_a_cpu():
 def test_devices_are_those_of_the_instance():
     assert select_devices(resolve_instance("cpu-8")) == jax.devices("cpu")
     assert select_devices(resolve_instance("cpu-2")) == jax.devices("cpu")[:2]
-    with pytest.raises(ShardingError, match="8 'cpu' devices(.|\n)*expected 16(.|\n)*cpu-8"):
+    with pytest.raises(ShardingError, match=r"8 'cpu' devices(.|\n)*expected 16(.|\n)*cpu-8"):
         select_devices(resolve_instance("cpu-16"))
 
 
@@ -56,7 +56,7 @@ def test_peak_flops_of_the_cpu_are_measured_and_shared():
 
 
 def test_simulated_devices_do_not_divide_among_any_number_of_processes():
-    with pytest.raises(ShardingError, match="8 simulated devices .* 3 processes(.|\n)*cpu-9"):
+    with pytest.raises(ShardingError, match=r"8 simulated devices .* 3 processes(.|\n)*cpu-9"):
         prepare_host(resolve_instance("cpu-8"), num_processes=3)
 
 
@@ -69,7 +69,9 @@ def _python(code: str) -> str:
 
 
 def test_prepare_host_makes_the_devices_in_a_fresh_process():
-    code = "i = resolve_instance('cpu-3'); prepare_host(i); print(len(select_devices(i)), 'devices')"
+    code = (
+        "i = resolve_instance('cpu-3'); prepare_host(i); print(len(select_devices(i)), 'devices')"
+    )
     assert "3 devices" in _python(code)
 
 

@@ -60,12 +60,12 @@ def test_a_product_that_does_not_fit_names_sizes_devices_and_what_works():
 
 
 def test_a_rest_that_does_not_fit_names_what_works():
-    with pytest.raises(ShardingError, match="expected a divisor of 8(.|\n)*data=-1 model=2"):
+    with pytest.raises(ShardingError, match=r"expected a divisor of 8(.|\n)*data=-1 model=2"):
         MeshShape(data=-1, model=3).sizes(8)
 
 
 def test_slices_that_do_not_fit_are_named():
-    with pytest.raises(ShardingError, match="across_slices.*fsdp=3(.|\n)*4"):
+    with pytest.raises(ShardingError, match=r"across_slices.*fsdp=3(.|\n)*4"):
         MeshShape(fsdp=-1, across_slices={"fsdp": 3, "data": 1}).sizes(8, num_slices=4)
     with pytest.raises(ShardingError, match="9 devices do not divide into 2 slices"):
         MeshShape(data=-1).sizes(9, num_slices=2)
@@ -84,7 +84,7 @@ def test_only_one_axis_takes_the_rest():
 
 def test_a_mapping_is_a_shape_too():
     assert MeshShape.of({"data": -1, "model": 2}) == MeshShape(data=-1, model=2)
-    with pytest.raises(ShardingError, match="unknown mesh axis 'modle'(.|\n)*'model'"):
+    with pytest.raises(ShardingError, match=r"unknown mesh axis 'modle'(.|\n)*'model'"):
         MeshShape.of({"modle": 2})
 
 

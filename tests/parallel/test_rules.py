@@ -171,7 +171,7 @@ def test_an_axis_is_declared_once():
 
 
 def test_a_parent_must_exist():
-    with pytest.raises(ShardingError, match="is like 'mpl', which is unknown(.|\n)*'mlp'"):
+    with pytest.raises(ShardingError, match=r"is like 'mpl', which is unknown(.|\n)*'mlp'"):
         Axis("test_orphan", like="mpl")
 
 

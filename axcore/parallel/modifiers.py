@@ -1,0 +1,104 @@
+"""Modifiers that rules are made of: mesh shape, remat by path pattern, any value by path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from axcore.config import REQUIRED, Config, Modifier, Required, matches
+from axcore.errors import ConfigError
+from axcore.parallel.mesh import MeshShape
+from axcore.remat import Remat
+
+__all__ = ["MeshShapeModifier", "RematModifier", "SetModifier"]
+
+
+class MeshShapeModifier(Modifier):
+    """Sets the mesh shape of a trainer's config.
+
+    Example:
+        >>> rule = ("tpu-v5e-*", (MeshShapeModifier.Config(mesh_shape={"data": -1, "fsdp": 256}),))
+    """
+
+    class Config(Modifier.Config):
+        """What it sets."""
+
+        # A shape, or axis name -> size.
+        mesh_shape: Required[MeshShape | Mapping[str, int]] = REQUIRED
+
+    def __call__(self, cfg: Any) -> Any:
+        """Returns ``cfg`` with the mesh shape.
+
+        Raises:
+            ConfigError: It has no field ``mesh_shape``.
+            ShardingError: The mapping is no mesh shape.
+        """
+        return cfg.set(mesh_shape=MeshShape.of(self.cfg.mesh_shape))
+
+
+class RematModifier(Modifier):
+    """Sets what configs with a ``remat`` field (layer stacks) recompute.
+
+    Example:
+        >>> modifier = RematModifier.Config(remat=Remat("sites", save=("qkv_proj", "attn_out")))
+    """
+
+    class Config(Modifier.Config):
+        """What it sets."""
+
+        # One for all, or path pattern -> one, in order: a later pattern wins.
+        remat: Required[Remat | Mapping[str, Remat]] = REQUIRED
+
+    def __call__(self, cfg: Any) -> Any:
+        """Returns ``cfg`` with the remat values.
+
+        Raises:
+            ConfigError: A pattern matches no config with a ``remat`` field.
+        """
+        remat = self.cfg.remat
+        for pattern, value in ({"**": remat} if isinstance(remat, Remat) else remat).items():
+            _set_where(cfg, pattern, "remat", value)
+        return cfg
+
+
+class SetModifier(Modifier):
+    """Sets values by path; ``*`` stands for one segment of a path and ``**`` for any number.
+
+    Example:
+        >>> modifier = SetModifier.Config(values={"**.param_dtype": "bfloat16"})
+    """
+
+    class Config(Modifier.Config):
+        """What it sets."""
+
+        # Path or pattern of fields -> value.
+        values: Required[Mapping[str, Any]] = REQUIRED
+
+    def __call__(self, cfg: Any) -> Any:
+        """Returns ``cfg`` with the values.
+
+        Raises:
+            ConfigError: There is no such path, a pattern matches none, or a value has the wrong
+                type.
+        """
+        for path, value in self.cfg.values.items():
+            if "*" in path:
+                pattern, _, field = path.rpartition(".")
+                _set_where(cfg, pattern, field, value)
+            else:
+                cfg.set_path(path, value)
+        return cfg
+
+
+def _set_where(cfg: Config, pattern: str, field: str, value: Any) -> None:
+    """Sets a field of every config that has it and whose path matches; the root's path is ''."""
+    having = {path: node for path, node in cfg.walk() if field in node.fields()}
+    found = [node for path, node in having.items() if matches(pattern, path)]
+    if not found:
+        raise ConfigError(
+            f"pattern {pattern!r} matches no config with a field {field!r}",
+            code="AX108",
+            hint=f"those that have it: {', '.join(p or '(root)' for p in having) or 'none'}",
+        )
+    for node in found:
+        node.set(**{field: value})

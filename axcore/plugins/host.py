@@ -284,7 +284,7 @@ class PluginHost:
         raise lookup_error(f"use names {name!r}, no active plugin", name, known, self.records)
 
     def check_required(self, required: Iterable[str]) -> None:
-        """Checks requirements such as ``"axlearn-tpu>=0.1,<0.2"``.
+        """Checks requirements such as ``"acme-kernels>=0.1,<0.2"``.
 
         Raises:
             PluginError: A plugin is missing, not active or of another version.
@@ -295,7 +295,7 @@ class PluginHost:
             except InvalidRequirement as error:
                 raise PluginError(
                     f"required plugin {text!r} is not a requirement such as "
-                    f"'axlearn-tpu>=0.1,<0.2': {error}",
+                    f"'acme-kernels>=0.1,<0.2': {error}",
                     code="AX205",
                 ) from error
             name = canonicalize_name(requirement.name)

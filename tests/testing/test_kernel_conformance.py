@@ -10,7 +10,6 @@ from axcore import ops
 from axcore.testing import KernelConformance
 from axcore.testing._op_cases import default_cases
 
-
 OPS = (
     "attention",
     "rms_norm",

@@ -108,7 +108,7 @@ class Learner(Module):
         weight_decay_exclude: tuple[str, ...] = ()
         """Parameters that do not decay; wins over ``weight_decay_include``."""
 
-        freeze: tuple[str, ...] = ()
+        frozen_params: tuple[str, ...] = ()
         """Parameters that stay as they are: no gradient, no state."""
 
         ema_decay: float | None = None
@@ -300,7 +300,7 @@ class Learner(Module):
         return f"{self.config_path}.{field}" if self.config_path else field
 
     def _layout(self, specs: Mapping[str, Any]) -> Layout:
-        return make_layout(specs, self.cfg.freeze, where=self._where("freeze"))
+        return make_layout(specs, self.cfg.frozen_params, where=self._where("frozen_params"))
 
     def _bind(self, specs: Mapping[str, Any]) -> _Bound:
         layout = self._layout(specs)

@@ -160,7 +160,7 @@ class _Reader:
         self.trusted = trusted
         self.lines: dict[str, tuple[int, str]] = {}
         self.used: set[str] = set()
-        self.inner: set[str] = set()
+        self.kids: dict[str, dict[str, None]] = {}
         for number, line in enumerate(text.split("\n"), 1):
             line = line.rstrip("\r")
             if not line.strip() or line.lstrip().startswith("#"):
@@ -169,10 +169,10 @@ class _Reader:
             if path in self.lines:
                 raise self.error(f"{path!r} is given twice", number)
             self.lines[path] = (number, value)
-            above = path.rpartition(".")[0]
-            while above and above not in self.inner:
-                self.inner.add(above)
-                above = above.rpartition(".")[0]
+            above, _, name = path.rpartition(".")
+            while name:
+                self.kids.setdefault(above, {})[name] = None
+                above, _, name = above.rpartition(".")
         if not self.lines:
             raise self.error('the text is empty; it starts with config("...")', 1)
 
@@ -207,7 +207,7 @@ class _Reader:
         try:
             if isinstance(expr, ast.Name) and expr.id in ("tuple", "mapping"):
                 return self._container(expr.id, path)
-            if _is_data(expr) and path in self.inner:
+            if _is_data(expr) and path in self.kids:
                 return self._record(expr, path)
             value = _value(expr, self.trusted)
         except _Bad as e:
@@ -222,13 +222,8 @@ class _Reader:
             return node
         return value
 
-    def _children(self, path: str) -> list[str]:
-        start = path + "."
-        inner = [p[len(start) :].split(".")[0] for p in self.lines if p.startswith(start)]
-        return list(dict.fromkeys(inner))
-
     def _container(self, word: str, path: str) -> Any:
-        keys = self._children(path)
+        keys = list(self.kids.get(path, ()))
         values = {key: self.read(join(path, key), path, None) for key in keys}
         if word == "mapping":
             return FrozenMapping(values)
@@ -240,7 +235,7 @@ class _Reader:
         if len(expr.args) != 1 or expr.keywords or not isinstance(expr.args[0], ast.Constant):
             raise _Bad('expected data("PUBLIC.PATH"), with a line for each field')
         target = _names.resolve(str(expr.args[0].value), self.trusted)
-        values = {key: self.read(join(path, key), path, None) for key in self._children(path)}
+        values = {key: self.read(join(path, key), path, None) for key in self.kids.get(path, ())}
         return Data(target, values).made()
 
     def fill(self, node: Node, path: str) -> None:
@@ -248,7 +243,7 @@ class _Reader:
         stamp = Stamp()
         own = state(node)
         # A keyword that only **kwargs takes is known by its line alone.
-        names = [n for n in self._children(path) if n not in own.values] if path else []
+        names = [n for n in self.kids.get(path, ()) if n not in own.values]
         for name in [*own.values, *(n for n in names if _takes(node, n))]:
             at = join(path, name)
             default = own.values.get(name, REQUIRED)

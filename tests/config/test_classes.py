@@ -76,7 +76,7 @@ def test_set_is_chainable():
     assert cfg.set(input_dim=1).set(output_dim=2) is cfg
 
 
-def test_unset_required_reads_as_REQUIRED():  # noqa: N802
+def test_unset_required_reads_as_REQUIRED():
     assert Linear.Config().input_dim is REQUIRED
     assert Linear.Config(input_dim=1).set(input_dim=REQUIRED).input_dim is REQUIRED
 

@@ -36,7 +36,7 @@ class Tree(Configurable):
     class Config(Configurable.Config):
         leaf: Leaf.Config = Leaf.Config()
         leaves: tuple[Leaf.Config, ...] = (Leaf.Config(), SubLeaf.Config())
-        named: Mapping[str, Leaf.Config] = {"held-out": Leaf.Config()}  # noqa: RUF012
+        named: Mapping[str, Leaf.Config] = {"held-out": Leaf.Config()}
         box: Box = Box(1.0, Leaf.Config())
         rules: tuple[tuple[str, tuple[Leaf.Config, ...]], ...] = (("tpu-*", (Leaf.Config(),)),)
         color: Color = Color.RED
@@ -165,7 +165,7 @@ def test_at_sets_all_or_nothing():
 
 
 def test_a_pattern_that_matches_nothing_raises_with_near_misses():
-    with pytest.raises(ConfigError, match="did you mean 'leaves.0'") as e:
+    with pytest.raises(ConfigError, match=r"did you mean 'leaves\.0'") as e:
         Tree.Config().at("leavs.0")
     assert e.value.code == "AX108"
 

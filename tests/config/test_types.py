@@ -68,8 +68,8 @@ class Everything(Configurable):
         ints: tuple[int, ...] = ()
         pair: tuple[str, int] = ("x", 1)
         seq: Sequence[int] = ()
-        table: Mapping[str, float] = {}  # noqa: RUF012 (stored frozen)
-        deep: Mapping[str, tuple[int | None, ...]] = {}  # noqa: RUF012
+        table: Mapping[str, float] = {}
+        deep: Mapping[str, tuple[int | None, ...]] = {}
         record: Normal = Normal()
         init: Initializer = Normal()
         fn: Callable[[float], float] = math.sqrt

@@ -31,7 +31,7 @@ class Tree(Configurable):
     class Config(Configurable.Config):
         leaf: Leaf.Config = Leaf.Config()
         leaves: tuple[Leaf.Config, ...] = ()
-        named: Mapping[str, Leaf.Config] = {}  # noqa: RUF012
+        named: Mapping[str, Leaf.Config] = {}
         pair: Pair | None = None
         call: Config = config_for(math.isclose, 1.0, 2.0)
 

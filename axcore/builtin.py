@@ -120,7 +120,7 @@ def axcore_optimizers() -> Iterable[NamedSpec]:
         NamedSpec("adafactor", "optax:adafactor"),
         NamedSpec("lion", "optax:lion"),
         NamedSpec("sgd", "optax:sgd"),
-        NamedSpec("muon", "optax.contrib:muon"),
+        NamedSpec("muon", "axcore.train.optimizers:muon"),
     )
 
 
@@ -132,6 +132,7 @@ def axcore_sources() -> Iterable[NamedSpec]:
         NamedSpec("parquet", "axcore.data:Parquet"),
         NamedSpec("python-reference", "axcore.data:PythonReference"),
         NamedSpec("mixture", "axcore.data:Mixture"),
+        NamedSpec("grain", "axcore.data:GrainDataset"),
     )
 
 

@@ -4,13 +4,13 @@ A source gives documents with random access; a tokenizer makes ids of them; ``Te
 held-out documents, shuffles, packs and deals to rows, and its position is saved and restored
 exactly on any number of processes.
 
-Built on grain where it earns its place: the state protocol of iterators and thread prefetching
-(``_iterator.py``, which says what of grain is not used and why), and every source is a grain
-``RandomAccessDataSource``. grain is imported when the first iterator that reads ahead is made,
-because its import takes longer than everything else here; likewise pyarrow when a Parquet file is
-opened.
+grain is used where it earns its place: every source is a grain ``RandomAccessDataSource``, every
+grain ``MapDataset`` is a source (``GrainDataset``), and positions follow grain's iterator protocol.
+``_order.py``, ``_iterator.py`` and ``_prefetch.py`` say what of grain is not used, and what was
+measured. grain and pyarrow are imported by the sources that need them, when they are prepared.
 """
 
+from axcore.data._grain_dataset import GrainDataset
 from axcore.data._heldout import HeldoutBatches
 from axcore.data._input import BaseInput, TextInput
 from axcore.data._iterator import BatchIterator, merge_states
@@ -32,6 +32,7 @@ __all__ = [
     "BatchIterator",
     "ByteTokenizer",
     "Document",
+    "GrainDataset",
     "HeldoutBatches",
     "JsonLines",
     "Mixture",

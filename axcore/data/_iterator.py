@@ -1,21 +1,20 @@
 """Batches in training order, with a position that can be saved and restored exactly.
 
-The inner iterator speaks grain's checkpoint protocol (``__next__``, ``get_state``, ``set_state``),
-so grain's thread prefetching applies: it stores with each batch the state *after that batch*, hence
-a saved position never runs ahead of the batches handed out. What grain has beyond that (batching,
-packing, slicing datasets per process) keeps state per process, shaped by the process count; here
-state belongs to rows.
+The inner iterator speaks grain's protocol of checkpointable iterators (``__next__``, ``get_state``,
+``set_state``). grain's own datasets of batching, packing and slicing are not used: they keep state
+per process, shaped by the process count, where here state belongs to rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from axcore.data._packing import Batch, RowStream, batch_of
+from axcore.data._prefetch import Prefetcher
 from axcore.errors import DataError
 
 __all__ = ["BatchIterator", "check_same_origin", "merge_states"]
@@ -30,23 +29,28 @@ class _Batches:
         self._streams = list(streams)
         self._seq_len = seq_len
         self._pad_id = pad_id
-        self._batch = 0
-
-    def __iter__(self) -> Self:
-        return self
+        self._state = self._snapshot(0)
 
     def __next__(self) -> Batch:
-        batch = batch_of(self._streams, self._seq_len, self._pad_id)
-        self._batch += 1
+        try:
+            batch = batch_of(self._streams, self._seq_len, self._pad_id)
+        except BaseException:
+            # Rows before the failing one have moved on: take them back, so that another attempt
+            # gives this batch and not the one after it with pieces missing.
+            self.set_state(self._state)
+            raise
+        self._state = self._snapshot(self._state["batch"] + 1)
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        # An array: grain copies the state of every batch, and copying 2 * rows Python ints is slow.
+        return self._state
+
+    def _snapshot(self, batch: int) -> dict[str, Any]:
         places = np.array([(s.document, s.offset) for s in self._streams], dtype=np.int64)
-        return {"batch": self._batch, "places": places.reshape(-1, 2)}
+        return {"batch": batch, "places": places.reshape(-1, 2)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._batch = int(state["batch"])
+        self._state = {"batch": int(state["batch"]), "places": state["places"]}
         for stream, (document, offset) in zip(self._streams, state["places"], strict=True):
             stream.seek(int(document), int(offset))
 
@@ -79,21 +83,17 @@ class BatchIterator(Iterator[Batch]):
     ):
         self.rows = tuple(rows)
         self._origin = dict(origin)
-        self._failure: BaseException | None = None
         self._closed = False
-        self._inner: Any = _Batches(streams, seq_len, pad_id)
-        if prefetch > 0:
-            # Lazy: see the package's docstring.
-            from grain.experimental import ThreadPrefetchDatasetIterator
-
-            self._inner = ThreadPrefetchDatasetIterator(self._inner, prefetch)
+        batches = _Batches(streams, seq_len, pad_id)
+        self._inner = Prefetcher(batches, prefetch) if prefetch > 0 else batches
 
     def __next__(self) -> Batch:
         """Returns the next batch: arrays of shape (rows, T), see ``axcore.data.empty_batch``.
 
         Raises:
-            DataError: Reading failed (also when it failed in the background), or the iterator is
-            closed.
+            DataError: Reading failed (also in the background; the next call tries this batch
+            again),
+                or the iterator is closed.
         """
         if self._closed:
             raise DataError(
@@ -101,14 +101,7 @@ class BatchIterator(Iterator[Batch]):
                 code="AX512",
                 hint="make a new iterator and restore the saved position",
             )
-        if self._failure is not None:
-            # Reading on after a failure would skip what could not be read.
-            raise self._failure
-        try:
-            return next(self._inner)
-        except Exception as e:
-            self._failure = e
-            raise
+        return next(self._inner)
 
     def state(self) -> dict[str, Any]:
         """Returns the position after the batches handed out so far, as JSON values.
@@ -141,16 +134,14 @@ class BatchIterator(Iterator[Batch]):
             )
         wanted = np.array([places[str(r)] for r in self.rows], dtype=np.int64).reshape(-1, 2)
         self._inner.set_state({"batch": int(state["batch"]), "places": wanted})
-        self._failure = None
 
     def close(self) -> None:
-        """Stops reading ahead; waits for the batch being read. Harmless when repeated."""
+        """Stops reading ahead. Harmless when repeated."""
         if self._closed:
             return
         self._closed = True
-        close: Callable[[], None] | None = getattr(self._inner, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self._inner, Prefetcher):
+            self._inner.close()
 
     def __enter__(self) -> Self:
         """Returns itself."""

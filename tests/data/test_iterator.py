@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import subprocess
@@ -220,12 +221,37 @@ def _failing(make_input, corpus, prefetch, error, after=6):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_failure_in_reading_reaches_the_caller_and_stays(make_input, corpus, prefetch):
+def test_a_failure_in_reading_reaches_the_caller_every_time(make_input, corpus, prefetch):
     error = DataError("disk on fire", where="file.txt")
     with _failing(make_input, corpus, prefetch, error).iterator() as it:
         for _ in range(2):
             with pytest.raises(DataError, match="disk on fire"):
                 _take(it, 1000)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_after_a_passing_failure_the_same_batch_is_read(make_input, corpus, prefetch):
+    expected = _take(make_input(corpus).iterator(), 6)
+    inputs = make_input(corpus, prefetch=prefetch)
+    inputs.prepare()
+    kind = type(inputs.source)
+    reads = itertools.count()
+
+    class Shaky(kind):
+        def __getitem__(self, index):
+            if next(reads) in (1, 6, 7, 15, 20):
+                raise DataError("the network is away")
+            return kind.__getitem__(self, index)
+
+    inputs.source.__class__ = Shaky
+    got = []
+    with inputs.iterator() as it:
+        while len(got) < 6:
+            try:
+                got.append(next(it))
+            except DataError:
+                continue
+    _assert_equal(got, expected)
 
 
 def test_batches_before_a_failure_are_handed_out(make_input, corpus):
@@ -270,7 +296,33 @@ def test_a_process_that_forgets_to_close_still_ends():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "(2, 8)\n"
+    assert (done.stdout, done.stderr) == ("(2, 8)\n", "")
+
+
+def test_a_forgotten_iterator_takes_its_thread_with_it(make_input, corpus):
+    before = threading.active_count()
+    it = make_input(corpus, prefetch=2).iterator()
+    next(it)
+    (thread,) = [t for t in threading.enumerate() if t.name == "axcore-data-prefetch"]
+    del it
+    gc.collect()
+    thread.join(10)
+    assert threading.active_count() == before
+
+
+def test_the_position_protocol_is_grains(make_input, corpus):
+    from grain.experimental import ThreadPrefetchDatasetIterator
+
+    from axcore.data._iterator import _Batches
+
+    inner = make_input(corpus).iterator()._inner
+    assert isinstance(inner, _Batches)
+    ahead = ThreadPrefetchDatasetIterator(inner, 2)
+    expected = _take(make_input(corpus).iterator(), 4)
+    got = [next(ahead) for _ in range(2)]
+    ahead.set_state(ahead.get_state())
+    _assert_equal(got + [next(ahead) for _ in range(2)], expected)
+    ahead.close()
 
 
 def test_importing_the_package_imports_neither_grain_nor_pyarrow_nor_jax():
@@ -280,14 +332,6 @@ def test_importing_the_package_imports_neither_grain_nor_pyarrow_nor_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_a_grain_dataset_can_be_made_of_a_source(make_input, corpus):
-    import grain
-
-    source = make_input(corpus).source
-    dataset = grain.MapDataset.source(source).map(lambda d: d.text)
-    assert list(dataset) == corpus
 
 
 def test_documents_without_text_are_passed_over_but_not_forever(make_input):

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from axcore.config import REQUIRED, Config, Required
+from axcore.config import REQUIRED, Required
+from axcore.config import Config as AnyConfig
 from axcore.data._order import indexed_hashes
 from axcore.data._source import BaseSource, Document, digest_of
 from axcore.errors import DataError, did_you_mean
@@ -30,7 +31,7 @@ class GrainDataset(BaseSource):
         """How to make the dataset, and where in an element the text is."""
 
         # Called once; returns a grain.MapDataset (or any sequence).
-        dataset: Required[Config] = REQUIRED
+        dataset: Required[AnyConfig] = REQUIRED
         # Key of the text in elements that are mappings.
         field: str = "text"
         # Stands for the data in document ids, and with them in the held-out split.

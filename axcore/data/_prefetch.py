@@ -1,9 +1,9 @@
 """Reading ahead in a thread, without letting the saved position run ahead.
 
 grain's ``ThreadPrefetchDatasetIterator`` does the same for any iterator of this protocol. It is not
-used because handing out a batch that lies ready costs 100 us there (statistics of every element;
-40 us here, waking the thread included), which is the whole host budget of a training step, and
-because it prints tracebacks when a process ends without closing it.
+used because handing out a batch that lies ready costs 100 us there (it keeps statistics of every
+element) and 27 us here, on one machine, and a training step's whole host budget is 100 us; and
+because it prints a traceback when a process ends without closing it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from axcore.config import Config, Configurable
+from axcore.config import Config as AnyConfig
+from axcore.config import Configurable
 from axcore.errors import DataError
 
 __all__ = ["BaseTokenizer", "ByteTokenizer", "load_tokenizer"]
@@ -108,7 +109,7 @@ def load_tokenizer(directory: str | Path, trusted: tuple[str, ...] = ()) -> Base
             where=str(path),
             hint="copy it again from the run that wrote it",
         ) from e
-    tokenizer: Any = Config.from_text(text, trusted=trusted).instantiate()
+    tokenizer: Any = AnyConfig.from_text(text, trusted=trusted).instantiate()
     if not isinstance(tokenizer, BaseTokenizer):
         raise DataError(
             f"got a {type(tokenizer).__name__}, expected a tokenizer", code="AX530", where=str(path)

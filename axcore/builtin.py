@@ -116,10 +116,10 @@ def axcore_experiments() -> Iterable[NamedSpec]:
 @hookimpl
 def axcore_optimizers() -> Iterable[NamedSpec]:
     return (
-        NamedSpec("adamw", "optax:adamw"),
-        NamedSpec("adafactor", "optax:adafactor"),
-        NamedSpec("lion", "optax:lion"),
-        NamedSpec("sgd", "optax:sgd"),
+        NamedSpec("adamw", "axcore.train.optimizers:adamw"),
+        NamedSpec("adafactor", "axcore.train.optimizers:adafactor"),
+        NamedSpec("lion", "axcore.train.optimizers:lion"),
+        NamedSpec("sgd", "axcore.train.optimizers:sgd"),
         NamedSpec("muon", "axcore.train.optimizers:muon"),
     )
 

@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -136,7 +135,7 @@ def make_layout(specs: Mapping[str, Any], freeze: Sequence[str], *, where: str) 
             pieces.extend(_runs(path, frozen[path].mask, where))
     for piece in pieces:
         dtype = flat[piece.source].dtype
-        if piece.trainable and not jax.dtypes.issubdtype(jnp.dtype(dtype), np.floating):
+        if piece.trainable and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
             raise TrainError(
                 f"{'/'.join(piece.source)!r} is {dtype}, which has no gradient",
                 code="AX712",

@@ -14,7 +14,7 @@ moves between devices, as long as the rows per device divide evenly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from axcore.errors import TrainError
 __all__ = ["LossFn", "loss_and_grads", "split_microbatches"]
 
 # ``(params, batch, key) -> collection``; the losses are in the collection.
-LossFn = Callable[[Any, Any, Any], OutputCollection]
+LossFn: TypeAlias = Callable[[Any, Any, Any], OutputCollection]
 
 
 def split_microbatches(batch: Mapping[str, Any], num: int) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Learner(Module):
         state_dtype: str | None = None
         """Dtype in which per-parameter optimizer state is stored (computed in float32)."""
 
-    def __init__(self, cfg: Config, *, parent: Module | None = None):
+    def __init__(self, cfg: Learner.Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
         decay = cfg.ema_decay
         if decay is not None and not 0.0 <= decay < 1.0:
@@ -191,8 +191,8 @@ class Learner(Module):
         if self.cfg.ema_decay is not None:
             ema = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), trainable)
         # Three arrays, not one thrice: a donated buffer may be given once only.
-        zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]
-        return LearnerState(*zeros, bound.optimizer.init(trainable), ema)
+        updates, skipped, in_a_row = (jnp.zeros((), jnp.int32) for _ in range(3))
+        return LearnerState(updates, skipped, in_a_row, bound.optimizer.init(trainable), ema)
 
     @no_context
     def loss_and_grads(
@@ -260,7 +260,7 @@ class Learner(Module):
         updates, optimizer = bound.optimizer.update(
             grads, state.optimizer, trainable, weight_decay_mask=bound.decay_mask, **extra
         )
-        new = optax.apply_updates(trainable, updates)
+        new: Any = optax.apply_updates(trainable, updates)
         ema = state.ema
         if ema is not None:
             keep = cfg.ema_decay
@@ -401,9 +401,9 @@ def _stored_as(
     def init(params: Any) -> Any:
         return cast(optimizer.init(widen(params)), dtype)
 
-    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         params = None if params is None else widen(params)
-        updates, state = optimizer.update(widen(grads), cast(state, wide), params, **extra)
-        return updates, cast(state, dtype)
+        new, state = optimizer.update(widen(updates), cast(state, wide), params, **extra)
+        return new, cast(state, dtype)
 
     return optax.GradientTransformationExtraArgs(init, update)

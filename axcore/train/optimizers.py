@@ -19,7 +19,7 @@ know nothing of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,14 @@ from axcore.train._paths import flatten, lead_shape
 
 __all__ = ["adafactor", "adamw", "decayed_weights", "lion", "muon", "sgd"]
 
-ScalarOrSchedule = float | Callable[[Any], Any]
-Transformation = optax.GradientTransformationExtraArgs
+ScalarOrSchedule: TypeAlias = float | Callable[[Any], Any]
+Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 
 
 class DecayState(NamedTuple):
     """State of a scheduled weight decay: int32 scalar, updates made so far."""
 
-    count: jax.Array
+    count: Any  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def decayed_weights(weight_decay: ScalarOrSchedule) -> Transformation:

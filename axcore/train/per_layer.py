@@ -42,7 +42,7 @@ def unroll_layers(params: Params) -> dict[str, Any]:
     return unflatten(flat)
 
 
-def stack_layers(unrolled: Params, like: Params) -> dict[str, Any]:
+def stack_layers(unrolled: Any, like: Params) -> dict[str, Any]:
     """Stacks an unrolled tree to the form of ``like``; the inverse of :func:`unroll_layers`."""
     source = flatten(unrolled)
     flat: dict[Path, Any] = {}

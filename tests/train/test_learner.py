@@ -88,20 +88,30 @@ def assert_trees(a, b, **tolerance):
 # -- the update -------------------------------------------------------------------------------
 
 
-def test_update_is_bitwise_that_of_plain_optax():
-    learner = make_learner(clip_global_norm=0.5)
-    chain = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1))
-    params = make_params()
+# Adam on a scan differs in the last bit: a compiler divides by the bias correction as it likes.
+@pytest.mark.parametrize(
+    ("specs", "ours", "theirs"),
+    [
+        (UNROLLED, config_for(optimizers.adamw, 0.1), optax.adam(0.1)),
+        (SCANNED, config_for(optimizers.lion, 0.1), optax.lion(0.1, weight_decay=0.0)),
+        (SCANNED, config_for(optimizers.sgd, 0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+    ],
+    ids=["adamw", "lion", "sgd"],
+)
+def test_update_is_bitwise_that_of_plain_optax(specs, ours, theirs):
+    learner = make_learner(ours, clip_global_norm=0.5)
+    chain = optax.chain(optax.clip_by_global_norm(0.5), theirs)
+    params = make_params(specs)
     plain = {k: v for k, v in params.items() if k != "seen"}
-    ours, theirs = learner.init(params, SCANNED), chain.init(plain)
-    for step in range(3):
+    state, their_state = learner.init(params, specs), chain.init(plain)
+    for step in range(2):
         grads = jax.tree.map(lambda p, n=step: jnp.sin(2 * p + n), plain)
-        # Operation by operation: a compiler may contract the two programs differently.
-        params, ours, _ = learner.update(grads, ours, params, SCANNED)
-        updates, theirs = chain.update(grads, theirs, plain)
+        # Operation by operation, since whole programs are fused differently.
+        params, state, _ = learner.update(grads, state, params, specs)
+        updates, their_state = chain.update(grads, their_state, plain)
         plain = optax.apply_updates(plain, updates)
     assert_trees({k: v for k, v in params.items() if k != "seen"}, plain)
-    assert_trees(ours.optimizer[0].nu, theirs[1][0].nu)
+    assert_trees(jax.tree.leaves(state.optimizer), jax.tree.leaves(their_state))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +121,8 @@ def test_update_is_bitwise_that_of_plain_optax():
         config_for(optimizers.adafactor, 0.1, weight_decay=0.3, min_dim_size_to_factor=2),
         config_for(optimizers.lion, 0.1, weight_decay=0.3),
         config_for(optimizers.sgd, 0.1, momentum=0.9, weight_decay=0.3),
-        config_for(optimizers.muon, 0.1, weight_decay=0.3),
-        config_for(optax.contrib.muon, 0.1),
+        config_for(optimizers.muon, 0.1, ns_steps=2, weight_decay=0.3),
+        config_for(optax.contrib.muon, 0.1, ns_steps=2),
         config_for(optax.chain, config_for(optax.clip, 0.1), config_for(optax.sgd, 0.1)),
     ],
     ids=["adamw", "adafactor", "lion", "sgd", "muon", "optax-muon", "optax-chain"],
@@ -302,7 +312,7 @@ def test_partly_frozen_stack_has_state_for_trainable_layers_only():
     "optimizer",
     [
         config_for(optimizers.adafactor, 0.1, weight_decay=0.2, min_dim_size_to_factor=2),
-        config_for(optimizers.muon, 0.1, weight_decay=0.2),
+        config_for(optimizers.muon, 0.1, ns_steps=2, weight_decay=0.2),
     ],
     ids=["adafactor", "muon"],
 )
@@ -435,9 +445,9 @@ def test_without_skipping_a_bad_step_goes_through():
 
 
 def test_state_may_be_stored_in_another_dtype():
-    learner = make_learner(config_for(optimizers.muon, 0.1), state_dtype="bfloat16")
+    learner = make_learner(config_for(optimizers.muon, 0.1, ns_steps=2), state_dtype="bfloat16")
     params, state, _ = run(learner)
-    exact, _, _ = run(make_learner(config_for(optimizers.muon, 0.1)))
+    exact, _, _ = run(make_learner(config_for(optimizers.muon, 0.1, ns_steps=2)))
     kept = {
         jax.tree_util.keystr(p): x.dtype
         for p, x in jax.tree_util.tree_flatten_with_path(state.optimizer)[0]

@@ -152,4 +152,4 @@ def axcore_writers() -> Iterable[NamedSpec]:
 
 @hookimpl
 def axcore_checkpointers() -> Iterable[NamedSpec]:
-    return (NamedSpec("orbax", "axcore.checkpoint:Checkpointer"),)
+    return (NamedSpec("orbax", "axcore.checkpoint:OrbaxCheckpointer"),)

@@ -12,61 +12,35 @@ Example:
 
 from __future__ import annotations
 
-from ._calls import Instance, OpCall, Purpose
-from ._select import ActiveSet
-from ._values import FrozenMap
-from .discovery import Candidate, find_candidates
-from .hookspecs import HOOKS, Hook, hookimpl, hookspec
-from .host import CORE, PluginHost, filters_from_environment, host, reset_host, switch_off_plugins
-from .records import PluginRecord, Status
-from .registry import Registry, load_target
-from .specs import (
-    CallbackSpec,
-    CompilerOptionSpec,
-    CompilerSpec,
-    InstanceTypeSpec,
-    KernelSpec,
-    LayerSpec,
-    MeshRuleSpec,
-    NamedSpec,
-    QuantizationSpec,
-    Spec,
-    pattern_matches,
-    specificity,
-)
-
-__all__ = [
-    "CORE",
-    "HOOKS",
-    "ActiveSet",
-    "CallbackSpec",
-    "Candidate",
-    "CompilerOptionSpec",
-    "CompilerSpec",
-    "FrozenMap",
-    "Hook",
-    "Instance",
-    "InstanceTypeSpec",
-    "KernelSpec",
-    "LayerSpec",
-    "MeshRuleSpec",
-    "NamedSpec",
-    "OpCall",
-    "PluginHost",
-    "PluginRecord",
-    "Purpose",
-    "QuantizationSpec",
-    "Registry",
-    "Spec",
-    "Status",
-    "filters_from_environment",
-    "find_candidates",
-    "hookimpl",
-    "hookspec",
-    "host",
-    "load_target",
-    "pattern_matches",
-    "reset_host",
-    "specificity",
-    "switch_off_plugins",
-]
+from ._calls import Instance as Instance
+from ._calls import OpCall as OpCall
+from ._calls import Purpose as Purpose
+from ._select import ActiveSet as ActiveSet
+from .discovery import Candidate as Candidate
+from .discovery import find_candidates as find_candidates
+from .hookspecs import HOOKS as HOOKS
+from .hookspecs import Hook as Hook
+from .hookspecs import hookimpl as hookimpl
+from .hookspecs import hookspec as hookspec
+from .host import CORE as CORE
+from .host import PluginHost as PluginHost
+from .host import filters_from_environment as filters_from_environment
+from .host import host as host
+from .host import reset_host as reset_host
+from .host import switch_off_plugins as switch_off_plugins
+from .records import PluginRecord as PluginRecord
+from .records import Status as Status
+from .registry import Registry as Registry
+from .registry import load_target as load_target
+from .specs import CallbackSpec as CallbackSpec
+from .specs import CompilerOptionSpec as CompilerOptionSpec
+from .specs import CompilerSpec as CompilerSpec
+from .specs import InstanceTypeSpec as InstanceTypeSpec
+from .specs import KernelSpec as KernelSpec
+from .specs import LayerSpec as LayerSpec
+from .specs import MeshRuleSpec as MeshRuleSpec
+from .specs import NamedSpec as NamedSpec
+from .specs import QuantizationSpec as QuantizationSpec
+from .specs import Spec as Spec
+from .specs import pattern_matches as pattern_matches
+from .specs import specificity as specificity

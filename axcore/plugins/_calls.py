@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from axcore.config import FrozenMapping
 from axcore.errors import PluginError
-
-from ._values import FrozenMap
-
-__all__ = ["Instance", "OpCall", "Purpose"]
 
 Purpose = Literal["train", "prefill", "decode"]
 
 
-def _empty() -> FrozenMap[str, Any]:
-    return FrozenMap()
+def _empty() -> FrozenMapping[Any]:
+    return FrozenMapping()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +67,7 @@ class Instance:
                     where=f"Instance({self.name!r})",
                 )
         for name in ("peak_flops", "attributes"):
-            object.__setattr__(self, name, FrozenMap(getattr(self, name)))
+            object.__setattr__(self, name, FrozenMapping(getattr(self, name)))
 
     @property
     def num_devices(self) -> int:
@@ -116,7 +113,7 @@ class OpCall:
         if not self.device_shapes:
             object.__setattr__(self, "device_shapes", self.shapes)
         for name in ("shapes", "dtypes", "device_shapes", "axes", "mesh_axes", "options"):
-            object.__setattr__(self, name, FrozenMap(getattr(self, name)))
+            object.__setattr__(self, name, FrozenMapping(getattr(self, name)))
 
     def sharded_dims(self, argument: str) -> tuple[int, ...]:
         """Returns the dims of ``argument`` that are split over devices."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pluggy
@@ -16,18 +15,8 @@ from .discovery import Fault, describe
 from .hookspecs import HOOKS, PREFIX, PROJECT, Hook
 from .specs import Spec
 
-__all__ = ["Collected", "collect"]
-
-
-@dataclass
-class Collected:
-    """What one plugin provides: kind -> specs, in the order in which it gave them."""
-
-    specs: dict[str, tuple[Spec, ...]] = field(default_factory=dict[str, tuple[Spec, ...]])
-
-    def names(self) -> dict[str, tuple[str, ...]]:
-        """Returns kind -> names."""
-        return {kind: tuple(s.name for s in specs) for kind, specs in self.specs.items()}
+# What one plugin provides: kind -> specs, in the order in which it gave them.
+Collected = dict[str, tuple[Spec, ...]]
 
 
 def collect(name: str, plugin: object) -> Collected:
@@ -53,7 +42,7 @@ def collect(name: str, plugin: object) -> Collected:
         raise Fault("invalid", _reason(error), error) from error
     except Exception as error:
         raise Fault("invalid", describe(error), error) from error
-    collected = Collected()
+    collected: Collected = {}
     for hook in HOOKS:
         for impl in getattr(manager.hook, hook.name).get_hookimpls():
             if impl.wrapper or impl.hookwrapper or impl.tryfirst or impl.trylast:
@@ -62,7 +51,7 @@ def collect(name: str, plugin: object) -> Collected:
                     f"{hook.name} is a wrapper or asks for a place in the order of calls; "
                     "no result may depend on order: use a plain @hookimpl",
                 )
-            collected.specs[hook.kind] = _call(hook, impl.function)
+            collected[hook.kind] = _call(hook, impl.function)
     return collected
 
 

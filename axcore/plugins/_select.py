@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from axcore.config import FrozenMapping
 from axcore.errors import PluginError, PluginLookupError
 
-from ._values import FrozenMap
 from .registry import Registry, load_target
 from .specs import (
     CompilerOptionSpec,
@@ -17,8 +17,6 @@ from .specs import (
     pattern_matches,
     specificity,
 )
-
-__all__ = ["ActiveSet", "select_active"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class ActiveSet:
                     where=self.instance,
                     hint="take one of the distributions out of use",
                 )
-        return FrozenMap({key: value for key, (_, value) in chosen.items()})
+        return FrozenMapping({key: value for key, (_, value) in chosen.items()})
 
 
 def select_active(
@@ -131,34 +129,34 @@ def select_active(
         kernels: All kernels.
     """
     candidates: list[tuple[str, str]] = []
-    rules: dict[str, MeshRuleSpec] = {}
-    for name, rule, owner in mesh_rules.items():
-        if pattern_matches(rule.pattern, instance):
-            if owner in distributions:
-                rules[name] = rule
-            else:
-                candidates.append(("mesh_rules", name))
-    options: dict[str, CompilerOptionSpec] = {}
-    for name, option, owner in compiler_options.items():
-        if pattern_matches(option.pattern, instance):
-            if owner in distributions:
-                options[name] = option
-            else:
-                candidates.append(("compiler_options", name))
-    active: list[KernelSpec] = []
-    for name, kernel, owner in kernels.items():
-        if kernel.runs_on(instance_type.platform):
-            if owner in distributions:
-                active.append(kernel)
-            else:
-                candidates.append(("kernels", f"{owner}:{name}"))
+
+    def acts(kind: str, name: str, owner: str) -> bool:
+        if owner not in distributions:
+            candidates.append((kind, name))
+        return owner in distributions
+
+    rules = {
+        name: rule
+        for name, rule, owner in mesh_rules.items()
+        if pattern_matches(rule.pattern, instance) and acts("mesh_rules", name, owner)
+    }
+    options = {
+        name: option
+        for name, option, owner in compiler_options.items()
+        if pattern_matches(option.pattern, instance) and acts("compiler_options", name, owner)
+    }
+    active = [
+        kernel
+        for name, kernel, owner in kernels.items()
+        if kernel.runs_on(instance_type.platform) and acts("kernels", f"{owner}:{name}", owner)
+    ]
     active.sort(key=lambda k: (k.op, -k.priority, k.name))
     return ActiveSet(
         instance=instance,
         instance_type=instance_type,
         distributions=tuple(sorted(distributions)),
-        mesh_rules=FrozenMap(rules),
-        compiler_options=FrozenMap(options),
+        mesh_rules=FrozenMapping(rules),
+        compiler_options=FrozenMapping(options),
         kernels=tuple(active),
         candidates=tuple(candidates),
     )

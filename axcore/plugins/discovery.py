@@ -16,16 +16,6 @@ from packaging.version import Version
 
 from .records import Status
 
-__all__ = [
-    "GROUP",
-    "Candidate",
-    "Fault",
-    "find_candidates",
-    "imported_framework",
-    "satisfies",
-    "unmet_core_requirement",
-]
-
 GROUP = "axcore"
 # Importing any of these while plugins are listed costs seconds or claims devices.
 _distributions: Callable[..., Iterable[Any]] = getattr(importlib_metadata, "distributions")  # noqa: B009
@@ -55,7 +45,9 @@ class EntryPointLike(Protocol):
     value: str
     dist: Any
 
-    def load(self) -> Any: ...
+    def load(self) -> Any:
+        """Imports the plugin."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,6 +71,10 @@ class Candidate:
     requires: tuple[str, ...] = ()
     packages: frozenset[str] = frozenset()
     fault: Fault | None = field(default=None, compare=False)
+
+    def is_called(self, name: str) -> bool:
+        """Tells whether ``name`` is the distribution's or the entry point's name."""
+        return name == self.name or canonicalize_name(name) == self.distribution
 
     @classmethod
     def from_entry_point(cls, entry_point: EntryPointLike) -> Candidate:

@@ -37,8 +37,6 @@ from .specs import (
     Spec,
 )
 
-__all__ = ["HOOKS", "PREFIX", "PROJECT", "Hook", "hookimpl", "hookspec"]
-
 PROJECT = "axcore"
 PREFIX = "axcore_"
 

@@ -12,50 +12,24 @@ import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from axcore.config import FrozenMapping
 from axcore.errors import PluginError, did_you_mean
 
-from ._collect import Collected, collect
+from . import specs
+from ._admission import CORE, admit, unmatched
 from ._select import ActiveSet, select_active
-from ._values import FrozenMap
 from .discovery import (
     Candidate,
     EntryPointLike,
-    Fault,
     find_candidates,
-    import_plugin,
     requirements,
     satisfies,
     top_level,
-    unmet_core_requirement,
 )
 from .hookspecs import HOOKS
 from .records import PluginRecord
-from .registry import Registry, lookup_error
-from .specs import (
-    CallbackSpec,
-    CompilerOptionSpec,
-    CompilerSpec,
-    InstanceTypeSpec,
-    KernelSpec,
-    LayerSpec,
-    MeshRuleSpec,
-    NamedSpec,
-    QuantizationSpec,
-    Spec,
-    pattern_matches,
-    specificity,
-)
-
-__all__ = [
-    "CORE",
-    "PluginHost",
-    "filters_from_environment",
-    "host",
-    "reset_host",
-    "switch_off_plugins",
-]
-
-CORE = "axcore"
+from .registry import Registry, joint_cause, lookup_error
+from .specs import InstanceTypeSpec, NamedSpec, Spec, pattern_matches, specificity
 
 
 class PluginHost:
@@ -79,13 +53,13 @@ class PluginHost:
         PluginError: ``strict`` and a plugin is neither active nor disabled.
     """
 
-    kernels: Registry[KernelSpec]
+    kernels: Registry[specs.KernelSpec]
     instance_types: Registry[InstanceTypeSpec]
-    compilers: Registry[CompilerSpec]
-    mesh_rules: Registry[MeshRuleSpec]
-    compiler_options: Registry[CompilerOptionSpec]
-    quantization: Registry[QuantizationSpec]
-    layers: Registry[LayerSpec]
+    compilers: Registry[specs.CompilerSpec]
+    mesh_rules: Registry[specs.MeshRuleSpec]
+    compiler_options: Registry[specs.CompilerOptionSpec]
+    quantization: Registry[specs.QuantizationSpec]
+    layers: Registry[specs.LayerSpec]
     modifiers: Registry[NamedSpec]
     experiments: Registry[NamedSpec]
     optimizers: Registry[NamedSpec]
@@ -96,7 +70,7 @@ class PluginHost:
     launchers: Registry[NamedSpec]
     converters: Registry[NamedSpec]
     commands: Registry[NamedSpec]
-    callbacks: Registry[CallbackSpec]
+    callbacks: Registry[specs.CallbackSpec]
 
     def __init__(
         self,
@@ -113,63 +87,27 @@ class PluginHost:
         if builtin is None:
             from axcore import builtin
         given = find_candidates() if entry_points is None else entry_points
-        candidates = [
-            c if isinstance(c, Candidate) else Candidate.from_entry_point(c) for c in given
-        ]
-        # Sorted, so that no result depends on the order in which they are found.
-        candidates.sort(key=lambda c: (c.distribution, c.name))
-        load = None if load is None else tuple(load)
-        disable = tuple(disable)
-        installed = {n for c in candidates for n in (c.distribution, c.name)}
-        named = (*(load or ()), *disable)
-        self.unmatched_filters = tuple(
-            sorted(n for n in named if n not in installed and canonicalize_name(n) not in installed)
-        )
+        found = [c if isinstance(c, Candidate) else Candidate.from_entry_point(c) for c in given]
+        load, disable = None if load is None else tuple(load), tuple(disable)
+        self.unmatched_filters = unmatched(found, (*(load or ()), *disable))
         self.core_version = core_version
-        self._candidates = {(c.distribution, c.name): c for c in candidates}
-        core = Candidate(CORE, core_version, "core", lambda: builtin, packages=frozenset({CORE}))
-        collected: list[tuple[Candidate, Collected]] = [(core, collect("core", builtin))]
-        faults: list[tuple[Candidate, Fault]] = []
-        enabled: list[Candidate] = []
-        for candidate in candidates:
-            reason = _filtered(candidate, load, disable)
-            if reason:
-                faults.append((candidate, Fault("disabled", reason)))
-            else:
-                enabled.append(candidate)
-        for candidate in enabled:
-            try:
-                _check_metadata(candidate, enabled, core_version)
-                collected.append((candidate, collect(candidate.name, import_plugin(candidate))))
-            except Fault as fault:
-                faults.append((candidate, fault))
-        conflicts = _collisions(collected)
-        records: list[PluginRecord] = []
-        active: list[tuple[str, Collected]] = []
-        for candidate, specs in collected:
-            conflict = conflicts.get(id(specs))
-            if conflict is None:
-                active.append((candidate.distribution, specs))
-            records.append(_record(candidate, conflict, specs))
-        records += [_record(candidate, fault, None) for candidate, fault in faults]
-        records.sort(key=lambda r: (r.distribution != CORE, r.distribution, r.name))
-        self.records = tuple(records)
-        self._register(active)
-        if strict:
-            self.check_all_active()
-
-    def _register(self, active: list[tuple[str, Collected]]) -> None:
+        self._candidates = {(c.distribution, c.name): c for c in found}
+        self.records, active = admit(
+            found, builtin, core_version=core_version, load=load, disable=disable
+        )
         for hook in HOOKS:
             entries: dict[str, tuple[Spec, str]] = {}
-            for distribution, collected in active:
-                for spec in collected.specs.get(hook.kind, ()):
+            for distribution, provided in active:
+                for spec in provided.get(hook.kind, ()):
                     name = f"{distribution}:{spec.name}" if hook.qualified else spec.name
                     entries[name] = (spec, distribution)
             setattr(self, hook.kind, Registry(hook.kind, entries, lambda: self.records))
+        if strict:
+            self.check_all_active()
 
     def registries(self) -> Mapping[str, Registry[Any]]:
         """Returns kind -> registry."""
-        return FrozenMap({hook.kind: getattr(self, hook.kind) for hook in HOOKS})
+        return FrozenMapping({hook.kind: getattr(self, hook.kind) for hook in HOOKS})
 
     def check_all_active(self) -> None:
         """Raises unless every plugin is active or disabled.
@@ -181,16 +119,12 @@ class PluginHost:
         if bad or self.unmatched_filters:
             reasons = [f"{r.label} is {r.status}: {r.reason}" for r in bad]
             reasons += [f"no installed plugin is called {n!r}" for n in self.unmatched_filters]
-            causes = [r.error for r in bad if r.error is not None]
-            cause = causes[0] if len(causes) == 1 else None
-            if len(causes) > 1:
-                cause = BaseExceptionGroup("plugins that failed", causes)
             raise PluginError(
                 "; ".join(reasons),
                 code="AX206",
                 hint="uninstall or repair them, disable them with AXCORE_DISABLE_PLUGINS, "
                 "or unset AXCORE_STRICT_PLUGINS",
-            ) from cause
+            ) from joint_cause(bad)
 
     def digest(self) -> str:
         """Returns a hex digest of core, the active plugins, their versions and specs.
@@ -349,72 +283,6 @@ def _core_requires() -> tuple[str, ...]:
         return ()  # run from a source tree that is not installed
 
 
-def _filtered(
-    candidate: Candidate, load: tuple[str, ...] | None, disable: tuple[str, ...]
-) -> str | None:
-    """Returns why a filter leaves ``candidate`` out, or None."""
-
-    def named(names: tuple[str, ...]) -> bool:
-        return any(
-            n == candidate.name or canonicalize_name(n) == candidate.distribution for n in names
-        )
-
-    if load is not None and not named(load):
-        return "not among the plugins to load" if load else "plugins are switched off"
-    if named(disable):
-        return "disabled by name"
-    return None
-
-
-def _check_metadata(candidate: Candidate, enabled: list[Candidate], core_version: str) -> None:
-    if candidate.fault is not None:
-        raise candidate.fault
-    unmet = unmet_core_requirement(candidate.requires, core_version)
-    if unmet:
-        raise Fault("incompatible", f"wants {unmet}, this is axcore {core_version}")
-    twins = sorted(
-        c.distribution for c in enabled if c.name == candidate.name and c is not candidate
-    )
-    if twins:
-        raise Fault(
-            "conflicting",
-            f"distributions {candidate.distribution} and {', '.join(twins)} both have an entry "
-            f"point called {candidate.name!r}",
-        )
-
-
-def _collisions(collected: list[tuple[Candidate, Collected]]) -> dict[int, Fault]:
-    """Finds names given twice. Core keeps its names; otherwise neither side has them."""
-    holders: dict[tuple[str, str], list[tuple[Candidate, Collected]]] = {}
-    for hook in HOOKS:
-        for candidate, specs in collected:
-            for spec in specs.specs.get(hook.kind, ()):
-                owner = candidate.distribution if hook.qualified else ""
-                key = (hook.kind, f"{owner}:{spec.name}" if owner else spec.name)
-                holders.setdefault(key, []).append((candidate, specs))
-    reasons: dict[int, list[str]] = {}
-    for (kind, name), group in holders.items():
-        if len(group) < 2:
-            continue
-        who = " and ".join(f"{c.distribution} ({c.name})" for c, _ in group)
-        for candidate, specs in group:
-            if candidate.distribution != CORE:
-                reasons.setdefault(id(specs), []).append(f"{who} both provide {kind} {name!r}")
-    return {key: Fault("conflicting", "; ".join(why)) for key, why in reasons.items()}
-
-
-def _record(candidate: Candidate, fault: Fault | None, specs: Collected | None) -> PluginRecord:
-    return PluginRecord(
-        distribution=candidate.distribution,
-        version=candidate.version,
-        name=candidate.name,
-        status=fault.status if fault else "active",
-        reason=fault.reason if fault else "",
-        provides=FrozenMap(specs.names() if specs else {}),
-        error=fault.error if fault else None,
-    )
-
-
 def filters_from_environment() -> dict[str, Any]:
     """Returns the arguments of :class:`PluginHost` that the environment sets.
 
@@ -425,18 +293,22 @@ def filters_from_environment() -> dict[str, Any]:
         PluginError: ``AXCORE_STRICT_PLUGINS`` is something else.
     """
     load = os.environ.get("AXCORE_LOAD_PLUGINS")
-    strict = os.environ.get("AXCORE_STRICT_PLUGINS", "")
-    if strict not in ("", "0", "1"):
-        raise PluginError(f"AXCORE_STRICT_PLUGINS is {strict!r}, expected '1' or '0'", code="AX206")
     return {
         "load": None if load is None else _names(load),
         "disable": _names(os.environ.get("AXCORE_DISABLE_PLUGINS", "")),
-        "strict": strict == "1",
+        "strict": _strict(),
     }
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _strict() -> bool:
+    strict = os.environ.get("AXCORE_STRICT_PLUGINS", "")
+    if strict not in ("", "0", "1"):
+        raise PluginError(f"AXCORE_STRICT_PLUGINS is {strict!r}, expected '1' or '0'", code="AX206")
+    return strict == "1"
 
 
 _lock = threading.Lock()
@@ -455,9 +327,10 @@ def host(*, check: bool = True) -> PluginHost:
     global _host
     with _lock:
         if _host is None:
-            _host = PluginHost(**filters_from_environment() | {"strict": False})
+            filters = filters_from_environment()
+            _host = PluginHost(load=filters["load"], disable=filters["disable"])
         found = _host
-    if check and filters_from_environment()["strict"]:
+    if check and _strict():
         found.check_all_active()
     return found
 

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ._values import FrozenMap
-
-__all__ = ["PluginRecord", "Status"]
+from axcore.config import FrozenMapping
 
 Status = Literal["active", "failed", "invalid", "incompatible", "conflicting", "disabled"]
 
 
-def _nothing() -> FrozenMap[str, tuple[str, ...]]:
-    return FrozenMap()
+def _nothing() -> FrozenMapping[tuple[str, ...]]:
+    return FrozenMapping()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from axcore.errors import PluginError, PluginLookupError, did_you_mean
 
 from .records import PluginRecord
 from .specs import Spec
-
-__all__ = ["Registry", "load_target", "lookup_error"]
 
 S = TypeVar("S", bound=Spec)
 _SHOWN = 20  # known names in a message
@@ -67,12 +65,16 @@ def lookup_error(
         f"{message}; known: {shown or 'none'}",
         hint="; ".join(h for h in hints if h) or "axcore plugins list shows what is installed",
     )
-    causes = [r.error for r in inactive if r.error is not None]
-    if len(causes) == 1:
-        error.__cause__ = causes[0]
-    elif causes:
-        error.__cause__ = BaseExceptionGroup("plugins that failed", causes)
+    error.__cause__ = joint_cause(inactive)
     return error
+
+
+def joint_cause(records: Sequence[PluginRecord]) -> BaseException | None:
+    """Returns the original errors of failed plugins as one exception, or None."""
+    errors = [r.error for r in records if r.error is not None]
+    if len(errors) > 1:
+        return BaseExceptionGroup("plugins that failed", errors)
+    return errors[0] if errors else None
 
 
 class Registry(Generic[S]):

@@ -21,24 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
+from axcore.config import FrozenMapping
 from axcore.errors import PluginError
 
-from ._values import FrozenMap, check_field
-
-__all__ = [
-    "CallbackSpec",
-    "CompilerOptionSpec",
-    "CompilerSpec",
-    "InstanceTypeSpec",
-    "KernelSpec",
-    "LayerSpec",
-    "MeshRuleSpec",
-    "NamedSpec",
-    "QuantizationSpec",
-    "Spec",
-    "pattern_matches",
-    "specificity",
-]
+from ._values import check_field
 
 
 def pattern_matches(pattern: str, name: str) -> bool:
@@ -123,7 +109,7 @@ class KernelSpec(Spec):
     target: str
     supports: str | None = None
     partitioning: Mapping[str, tuple[str, ...]] = field(
-        default_factory=FrozenMap[str, tuple[str, ...]]
+        default_factory=FrozenMapping[tuple[str, ...]]
     )
     priority: int = 0
 

@@ -29,22 +29,22 @@ class _Stack(Layer):
         layer: Layer.Config = Layer.Config()
         scanned: bool = False
 
-    def __init__(self, cfg: Config, *, parent: Module | None = None):
+    def __init__(self, cfg: Any, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
         names = [f"0:{_NUM_LAYERS}:1"] if cfg.scanned else [str(i) for i in range(_NUM_LAYERS)]
-        self.layers = [self._add_child(name, cfg.layer) for name in names]
+        self._copies = [self._add_child(name, cfg.layer) for name in names]
 
     def forward(self, x: jax.Array, *rest: Any) -> jax.Array:
         """Runs the layers in order."""
         if not self.cfg.scanned:
-            for layer in self.layers:
+            for layer in self._copies:
                 x = x + layer(x, *rest)
             return x
 
         def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            return x + self.layers[0](x, *rest), None
+            return x + self._copies[0](x, *rest), None
 
-        return transforms.scan_layers(self.layers, step, x)[0]
+        return transforms.scan_layers(self._copies, step, x)[0]
 
 
 class LayerConformance:
@@ -71,7 +71,7 @@ class LayerConformance:
     is_training: bool = True
     tolerance: float = 1e-5
 
-    def config(self) -> Config:
+    def config(self) -> Layer.Config:
         """Returns a small config of the layer, complete."""
         raise NotImplementedError("a subclass of LayerConformance states config()")
 

@@ -72,10 +72,15 @@ class Call:
         return self._field(name) if self.open and name not in self.parameters else None
 
 
-@functools.cache
+_calls: dict[tuple[int, bool], Call] = {}
+
+
 def call_of(fn: Callable[..., Any], partial: bool) -> Call:
-    """Returns the Call of a callable."""
-    return Call(fn, partial)
+    """Returns the Call of a callable, the same one each time."""
+    key = (id(fn), partial)  # not by equality: jnp.float32 == np.float32
+    if key not in _calls:
+        _calls[key] = Call(fn, partial)
+    return _calls[key]
 
 
 class CallConfig(Config):

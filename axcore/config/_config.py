@@ -412,6 +412,6 @@ def _pair(cls: Any) -> None:
             where=f"{short_name(cls.__qualname__)}.Config",
             hint="declare a nested class Config that derives from it",
         )
-    for field in own.ax_own.values():
+    for field in cast(ConfigMeta, own).ax_own.values():
         field.know(cls.__name__, cls)
     setattr(own, "target", cls)  # noqa: B010 (of this class, unseen by checkers)

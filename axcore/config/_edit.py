@@ -135,6 +135,8 @@ def _put(value: Any, segments: list[str], new: Any) -> Any:
 
 def history(root: Node, path: str) -> tuple[Event, ...]:
     """See :meth:`Config.history`."""
+    if not path:
+        return (Event("default", _store.label(root), value=_write.brief(root)),)
     node, rest = place(root, path)
     own = state(node)
     name = rest.split(".")[0]

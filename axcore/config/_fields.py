@@ -7,6 +7,7 @@ that name something defined later) at first use.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
 from collections.abc import Mapping
@@ -108,7 +109,7 @@ class Field:
             self._scope = {name: value, **self._scope}
 
     def resolve(self) -> None:
-        """Compiles the annotation. Raises NameError while it names something not yet defined."""
+        """Compiles the annotation. Raises NameError while it names what is not yet defined."""
         annotation = self.annotation
         if isinstance(annotation, ForwardRef):
             annotation = annotation.__forward_arg__
@@ -127,7 +128,7 @@ class Field:
         where = f"{self.owner}.{self.name}"
         try:
             self.resolve()
-        except NameError as e:
+        except (NameError, AttributeError) as e:
             raise ConfigError(
                 f"the annotation {self.annotation!r} cannot be resolved: {e}",
                 code="AX106",
@@ -166,13 +167,12 @@ def own_annotations(namespace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def local_scope(frame: FrameType | None) -> dict[str, Any]:
-    """Returns the names visible in the functions and class bodies around a class statement."""
+    """Returns the names visible in the functions around a class statement."""
     scopes: list[Mapping[str, Any]] = []
     file = frame.f_code.co_filename if frame is not None else ""
     while frame is not None and frame.f_code.co_filename == file:
-        if frame.f_code.co_name == "<module>":
-            break
-        scopes.append(frame.f_locals)
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # names of a class body are not visible
+            scopes.append(frame.f_locals)
         frame = frame.f_back
     names: dict[str, Any] = {}
     for scope in reversed(scopes):

@@ -22,7 +22,8 @@ SAFE_BUILTINS = frozenset(
     "range reversed round set slice sorted str sum tuple zip".split()
 )
 
-_known: dict[Any, str] = {}
+# By identity, since jnp.float32 == np.float32; the object is kept so that its id is not reused.
+_known: dict[int, tuple[Any, str]] = {}
 
 
 class NotPublic(Exception):
@@ -39,13 +40,12 @@ def public_path(value: Any) -> str:
     Raises:
         NotPublic: It has none: a lambda, a local function, a closure, a private object.
     """
-    try:
-        found = _known.get(value)
-        if found is None:
-            found = _known[value] = _search(value)
-        return found
-    except TypeError:  # unhashable
-        return _search(value)
+    found = _known.get(id(value))
+    if found is None:
+        found = (value, _search(value))
+        if not isinstance(value, types.MethodType):  # made anew at each access
+            _known[id(value)] = found
+    return found[1]
 
 
 def any_path(value: Any) -> str:
@@ -146,11 +146,7 @@ def resolve(path: str, trusted: Iterable[str] | None) -> Any:
     if not all(s.isidentifier() for s in segments) or len(segments) < 2 or is_private(path):
         raise ConfigError(f"{path!r} is not a public dotted path", code="AX107")
     if trusted is not None and not _is_trusted(path, (*TRUSTED, *trusted)):
-        raise ConfigError(
-            f"{path!r} names code outside the trusted packages",
-            code="AX111",
-            hint=f"--trust {segments[0]} (or trusted=({segments[0]!r},)) if you trust it",
-        )
+        raise _untrusted(path, segments[0])
     module: Any = None
     for i in range(1, len(segments)):
         name = ".".join(segments[:i])
@@ -164,7 +160,7 @@ def resolve(path: str, trusted: Iterable[str] | None) -> Any:
             code="AX115",
             hint=f"install the package that provides {segments[0]!r}",
         )
-    found = module
+    found: Any = module
     for segment in segments[used:]:  # pyright: ignore[reportPossiblyUnboundVariable]
         try:
             found = getattr(found, segment)
@@ -175,7 +171,32 @@ def resolve(path: str, trusted: Iterable[str] | None) -> Any:
                 hint=did_you_mean(segment, (n for n in dir(found) if not n.startswith("_")))
                 or None,
             ) from None
+        if trusted is not None and not _is_home_trusted(found, (*TRUSTED, *trusted)):
+            raise _untrusted(path, getattr(found, "__module__", None) or _label(found))
     return found
+
+
+def _untrusted(path: str, home: str) -> ConfigError:
+    package = home.split(".")[0]
+    return ConfigError(
+        f"{path!r} names code of {package!r}, which is not a trusted package",
+        code="AX111",
+        hint=f"--trust {package} (or trusted=({package!r},)) if you trust it",
+    )
+
+
+def _is_home_trusted(value: Any, trusted: Iterable[str]) -> bool:
+    """Whether an object reached through a trusted package also belongs to one (not numpy.os)."""
+    if isinstance(value, types.ModuleType):
+        home = value.__name__
+    else:
+        home = getattr(value, "__module__", None)
+    if not isinstance(home, str):
+        return True  # a plain value, or a namespace on the way
+    root = home.split(".")[0].lstrip("_")
+    if root == "builtins":
+        return getattr(value, "__name__", "") in SAFE_BUILTINS
+    return root in {"jaxlib", *(t.split(".")[0].replace("-", "_") for t in trusted)}
 
 
 def _label(value: Any) -> str:

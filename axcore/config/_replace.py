@@ -155,7 +155,7 @@ def _tell(report: Replacement) -> None:
         warnings.warn(
             f"replacing {report.old} at {report.path} by {report.new} loses: {text}",
             ConfigWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from axcore.config import _edit, _names, _store, _write
 from axcore.config._fields import REQUIRED
 from axcore.config._provenance import Stamp
-from axcore.config._tree import FrozenMapping, Node, join, parts, record_names, state, walk
+from axcore.config._tree import FrozenMapping, Node, join, record_names, state, walk
 from axcore.config._types import Scaled
 from axcore.errors import ConfigError, did_you_mean
 
@@ -283,13 +283,8 @@ def _is_data(expr: ast.expr) -> TypeGuard[ast.Call]:
 
 def _same(value: Any, default: Any) -> bool:
     """Whether a value read is what the config has by default."""
-    a = {"": _write.inline(value)} if not _nodes(value) else None
-    b = {"": _write.inline(default)} if not _nodes(default) else None
-    return a is not None and a == b
-
-
-def _nodes(value: Any) -> bool:
-    return isinstance(value, Node) or any(_nodes(part) for _, part in parts(value))
+    same_head = _write.inline(value) == _write.inline(default)
+    return same_head and _write.flat(value) == _write.flat(default)
 
 
 def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any, cast
@@ -73,13 +72,8 @@ def brief(value: Any) -> str:
     """Returns a value as text for events and reports, shortened."""
     if type(value) is int:
         return repr(value)
-    text = inline(value, _short)
+    text = inline(value)
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-@functools.lru_cache(maxsize=4096)
-def _short(value: Any) -> str:
-    return _names.any_path(value)
 
 
 def lines(node: Node, strict: bool = True) -> dict[str, str]:
@@ -94,7 +88,7 @@ def lines(node: Node, strict: bool = True) -> dict[str, str]:
     return out
 
 
-def _lines(value: Any, path: str, owner: Node, namer: Namer, out: dict[str, str]) -> None:
+def _lines(value: Any, path: str, owner: Node | None, namer: Namer, out: dict[str, str]) -> None:
     kind = cast(Any, type(value))
     if kind in ATOMS or (not isinstance(value, Node) and is_leaf(value)):
         try:
@@ -105,12 +99,19 @@ def _lines(value: Any, path: str, owner: Node, namer: Namer, out: dict[str, str]
     try:
         out[path] = head(value, namer)
     except _names.NotPublic as e:
-        where = join(path_of(owner), path) or None
+        where = join(path_of(owner) if owner is not None else "", path) or None
         hint = "move the class to module level" if isinstance(value, Node) else e.hint
         raise ConfigError(str(e), code="AX107", where=where, hint=hint) from None
     pairs = state(value).values.items() if isinstance(value, Node) else parts(value)
     for name, part in pairs:
         _lines(part, join(path, name), owner, namer, out)
+
+
+def flat(value: Any) -> dict[str, str]:
+    """Returns path -> text of any value, the paths below it; never fails."""
+    out: dict[str, str] = {}
+    _lines(value, "", None, _names.any_path, out)
+    return out
 
 
 def to_text(node: Node) -> str:

@@ -286,8 +286,26 @@ def test_values(text: str, value: Any):
 @pytest.mark.parametrize(
     "text",
     [
-        *["", "1 2", "b'x'", "{1: 2}", "{**a}", "{'a': 1, 'a': 2}", "-'x'", "x.y", "scaled(1)", "ref(1)"],
-        *["ref('math.sqrt', x=1)", "config(*a)", "data('math.sqrt')", "lambda: 1", "1j", "(" * 5000],
+        *[
+            "",
+            "1 2",
+            "b'x'",
+            "{1: 2}",
+            "{**a}",
+            "{'a': 1, 'a': 2}",
+            "-'x'",
+            "x.y",
+            "scaled(1)",
+            "ref(1)",
+        ],
+        *[
+            "ref('math.sqrt', x=1)",
+            "config(*a)",
+            "data('math.sqrt')",
+            "lambda: 1",
+            "1j",
+            "(" * 5000,
+        ],
     ],
 )
 def test_what_is_not_in_the_grammar_is_refused(text: str):
@@ -323,3 +341,36 @@ def test_the_fingerprint_is_that_of_the_text():
     import hashlib
 
     assert Model.Config().fingerprint() == hashlib.sha256(TEXT.encode()).hexdigest()
+
+
+def test_a_trusted_package_is_no_way_to_the_others_that_it_imports(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    import os
+
+    module = types.ModuleType("trusted_package")
+    vars(module).update(os=os, run=os.system, evil=eval)
+    monkeypatch.setitem(sys.modules, "trusted_package", module)
+    for path in ("trusted_package.os.system", "trusted_package.run", "trusted_package.evil"):
+        with pytest.raises(ConfigError) as e:
+            parse_value(f'ref("{path}")', trusted=("trusted_package",))
+        assert e.value.code == "AX111"
+
+
+def test_names_go_by_identity_even_where_types_compare_equal():
+    import numpy as np
+
+    assert jax.numpy.float32 == np.float32
+    assert public_path(jax.numpy.float32) == "jax.numpy.float32"
+    assert public_path(np.float32) == "numpy.float32"
+    assert [config_for(f, 1).lines()[""] for f in (jax.numpy.float32, np.float32)] == [
+        'config_for("jax.numpy.float32")',
+        'config_for("numpy.float32")',
+    ]
+
+
+def test_a_container_of_configs_that_is_the_default_does_not_count_as_set():
+    cfg = read(TEXT)
+    assert cfg.set_by("layers").kind == cfg.set_by("stage").kind == "default"
+    cfg = read(TEXT.replace("layers.0.input_dim: REQUIRED", "layers.0.input_dim: 5"))
+    assert cfg.set_by("layers").kind == "experiment" and cfg.layers[0].input_dim == 5

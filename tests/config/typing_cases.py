@@ -38,7 +38,7 @@ class FF(BaseFF):
         fn: Callable[[float], float] = abs
         maybe: Linear.Config | None = None
 
-    def __init__(self, cfg: Config):
+    def __init__(self, cfg: FF.Config):
         super().__init__(cfg)
         assert_type(cfg.hidden_dim, int)
 

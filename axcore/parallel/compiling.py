@@ -103,7 +103,7 @@ def compile_step(
     start = time.perf_counter()
     lowered = jax.jit(fresh, **kwargs).lower(*args)
     middle = time.perf_counter()
-    options = dict(compiler_options or {})
+    options: dict[str, Any] = dict(compiler_options or {})
     compiled = lowered.compile(compiler_options=options or None)
     end = time.perf_counter()
     cost = compiled.cost_analysis() or {}

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -153,10 +154,11 @@ def prepare_host(instance: Instance, *, num_processes: int = 1) -> None:
             hint=f"use cpu-{-(-instance.num_devices // num_processes) * num_processes}",
         )
     count = instance.num_devices // num_processes
-    if jax.config.jax_platforms is None:
+    settings: Any = jax.config  # its attributes are made at run time
+    if not settings.jax_platforms:
         # Has no effect once JAX has started, and then none is needed.
         jax.config.update("jax_platforms", "cpu")
-    if jax.config.jax_num_cpu_devices >= count or count == 1:
+    if settings.jax_num_cpu_devices >= count or count == 1:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)
@@ -174,7 +176,7 @@ def prepare_host(instance: Instance, *, num_processes: int = 1) -> None:
         ) from error
 
 
-def select_devices(instance: Instance) -> list[jax.Device]:
+def select_devices(instance: Instance) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]
     """Returns the devices of an instance, of all processes; starts JAX.
 
     Args:

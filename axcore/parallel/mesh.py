@@ -169,7 +169,12 @@ def _nearest(sizes: dict[str, int], total: int) -> list[dict[str, int]]:
     return wanted[:3]
 
 
-def build_mesh(shape: MeshShape, devices: Sequence[jax.Device], *, num_slices: int = 1) -> Mesh:
+def build_mesh(
+    shape: MeshShape,
+    devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
+    *,
+    num_slices: int = 1,
+) -> Mesh:
     """Arranges devices in the mesh axes ``pipeline, data, expert, fsdp, seq, model``.
 
     Axis types are ``Auto`` (``jax.make_mesh`` defaults to ``Explicit``). On hardware with a

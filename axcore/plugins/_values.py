@@ -77,7 +77,10 @@ def check_field(where: str, field: str, value: Any) -> Any:
             raise _error(where, field, value, "a mapping of argument names to logical axes")
         items = cast("Mapping[str, Any]", value).items()
         # Sorted, so that digests do not depend on the order in which items were written.
-        checked = [(k, _check(where, field, "identifier*", v)) for k, v in items]
+        checked = [
+            (_check(where, field, "identifier", k), _check(where, field, "identifier*", v))
+            for k, v in items
+        ]
         return FrozenMapping(dict(sorted(checked)))
     return _check(where, field, _FIELDS[field], value)
 

@@ -34,7 +34,6 @@ _SITES: dict[str, str] = {
     "ffn_gate": "gate projection of a gated feed-forward layer, (batch, seq, mlp)",
     "ffn_hidden": "hidden activation of a feed-forward layer, (batch, seq, mlp)",
     "ffn_out": "output of a feed-forward layer, (batch, seq, embed)",
-    "norm_out": "output of a normalization, (batch, seq, embed)",
 }
 KNOWN_SITES: Mapping[str, str] = MappingProxyType(_SITES)
 """Site name -> what is there; grows as packages declare their own."""

@@ -103,6 +103,7 @@ def test_the_digest_tells_programs_apart_and_survives_a_new_value():
         dataclasses.replace(target, instance="cpu"),
         dataclasses.replace(target, platform="tpu"),
         dataclasses.replace(target, kernels={"attention": ("pallas_splash",)}),
+        dataclasses.replace(target, fallbacks={"attention"}),
         dataclasses.replace(target, options={"quantization": "int8"}),
     ]
     assert len({t.digest() for t in [target, *others]}) == 1 + len(others)

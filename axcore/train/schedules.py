@@ -10,6 +10,7 @@ updates (none when 0).
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -90,15 +91,13 @@ def wsd(
     References:
         Hu et al., MiniCPM, arXiv:2404.06395.
     """
-    if decay_steps < 1:
-        raise TrainError(f"decay_steps must be at least 1, got {decay_steps}", code="AX701")
     _check(warmup_steps, total_steps, decay_steps)
-    plateau = optax.constant_schedule(peak)
-    decay = optax.linear_schedule(peak, end_ratio * peak, decay_steps)
-    stable = total_steps - decay_steps - warmup_steps
-    return _after_warmup(
-        peak, warmup_steps, optax.join_schedules([plateau, decay], [stable]) if stable else decay
-    )
+    rest = optax.constant_schedule(peak)
+    if decay_steps:
+        decay = optax.linear_schedule(peak, end_ratio * peak, decay_steps)
+        stable = total_steps - decay_steps - warmup_steps
+        rest = optax.join_schedules([rest, decay], [stable])
+    return _after_warmup(peak, warmup_steps, rest)
 
 
 def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
@@ -106,25 +105,20 @@ def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
 
     Args:
         peak: The largest value, reached at ``t = warmup_steps``.
-        warmup_steps: Updates over which the value rises linearly from 0; at least 1, since it
-            also sets the time scale of the decay.
+        warmup_steps: Updates over which the value rises linearly from 0; also the time scale of
+            the decay, for which 0 counts as 1.
 
     References:
         Vaswani et al., Attention Is All You Need, arXiv:1706.03762.
     """
-    if warmup_steps < 1:
-        raise TrainError(
-            f"inverse_sqrt needs warmup_steps of at least 1, got {warmup_steps}",
-            code="AX701",
-            hint="warmup_steps also sets the time scale of the decay",
-        )
-    return _after_warmup(
-        peak,
-        warmup_steps,
-        lambda step: (
-            peak * jnp.sqrt(warmup_steps / (jnp.asarray(step, jnp.float32) + warmup_steps))
-        ),
-    )
+    _check(warmup_steps)
+    scale = max(warmup_steps, 1)
+
+    def decay(step: jax.typing.ArrayLike) -> jax.Array:
+        since_start = jnp.asarray(step, jnp.float32) + warmup_steps
+        return peak * jnp.sqrt(scale / jnp.maximum(since_start, scale))
+
+    return _after_warmup(peak, warmup_steps, decay)
 
 
 def _after_warmup(peak: float, warmup_steps: int, rest: optax.Schedule) -> optax.Schedule:
@@ -136,8 +130,11 @@ def _after_warmup(peak: float, warmup_steps: int, rest: optax.Schedule) -> optax
 
 
 def _check(warmup_steps: int, total_steps: int | None = None, decay_steps: int = 1) -> None:
-    if warmup_steps < 0:
-        raise TrainError(f"warmup_steps must not be negative, got {warmup_steps}", code="AX701")
+    # Zero is fine everywhere: what is derived from a short horizon rounds down to it.
+    if warmup_steps < 0 or decay_steps < 0:
+        raise TrainError(
+            f"steps must not be negative, got {min(warmup_steps, decay_steps)}", code="AX701"
+        )
     if total_steps is not None and warmup_steps + decay_steps > total_steps:
         raise TrainError(
             f"{warmup_steps} steps of warm-up and at least {decay_steps} of decay exceed "

@@ -1,12 +1,16 @@
 """Microbatches against the whole batch, for losses whose denominators differ."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from axcore.collection import OutputCollection, make_entry, total_loss
+from axcore.context import current_context, functional
 from axcore.errors import TrainError
+from axcore.module import Module, ParameterSpec
 from axcore.train.accumulation import loss_and_grads, split_microbatches
 
 ROWS, LENGTH, DIM = 8, 5, 3
@@ -162,3 +166,48 @@ def test_leaves_with_different_rows_are_refused():
 def test_a_model_without_losses_is_refused():
     with pytest.raises(TrainError, match="collected no loss"):
         loss_and_grads(lambda p, b, k: OutputCollection(), PARAMS, batch())
+
+
+class Toy(Module):
+    """A module with a token loss, a random draw and a max-reduced state."""
+
+    def __init__(self, cfg, *, parent=None):
+        super().__init__(cfg, parent=parent)
+
+        def ones(key, spec):
+            del key
+            return jnp.ones(spec.shape, spec.dtype)
+
+        self._add_parameter("w", ParameterSpec((DIM,), "float32", (None,), ones))
+        self._add_parameter("amax", ParameterSpec((), "float32", (), ones, kind="state"))
+
+    def forward(self, x, mask):
+        ctx = current_context()
+        out = x @ ctx.state["w"]
+        tokens = jnp.sum(mask)
+        mean = jnp.sum(jnp.cos(out) * mask) / jnp.maximum(tokens, 1.0)
+        ctx.add_loss("loss", mean, num_items=tokens)
+        ctx.add_summary("draw", jax.random.uniform(ctx.key()))
+        ctx.set_state("amax", jnp.max(jnp.abs(out)), reduction="max")
+
+
+def test_a_module_accumulates_as_the_whole_batch_under_jit():
+    toy = Toy.Config().instantiate(name="toy")
+    params = toy.initialize(jax.random.key(0))
+
+    def collect(weights, rows, key):
+        state = {**params, "w": weights}
+        return functional(toy, state=state, inputs=rows, is_training=True, key=key)[1]
+
+    @partial(jax.jit, static_argnums=1)
+    def run(weights, steps):
+        return loss_and_grads(
+            collect, weights, batch(), accumulation_steps=steps, key=jax.random.key(1)
+        )
+
+    whole, one = run(params["w"], 1)
+    parts, many = run(params["w"], 4)
+    np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(total_loss(many), total_loss(one), rtol=1e-6)
+    amax = many.state_updates["amax"].result()
+    np.testing.assert_allclose(amax, one.state_updates["amax"].result(), rtol=1e-6)

@@ -221,6 +221,20 @@ def test_elementwise_state_of_a_scan_is_that_of_plain_optax():
     assert_equal(run(per_layer(optax.adam(LR)), params)[1], run(optax.adam(LR), params)[1])
 
 
+def test_mapping_over_layers_costs_nothing():
+    params = stacked_params()
+    transformation = optimizers.adamw(LR, weight_decay=0.1)
+
+    def cost(transformation):
+        state = transformation.init(params)
+        analysis = jax.jit(transformation.update).lower(params, state, params).compile()
+        return {
+            k: v for k, v in analysis.cost_analysis().items() if k in ("flops", "bytes accessed")
+        }
+
+    assert cost(per_layer(transformation)) == cost(transformation)
+
+
 def test_nested_stacks_are_mapped_over_both_axes():
     inner = {"0:2:1": {"w": normal(5, 2, LAYERS, ROWS, COLUMNS)}}
     params = {"0:2:1": {"block": {f"0:{LAYERS}:1": inner["0:2:1"]}}, "head": normal(6, ROWS, 4)}

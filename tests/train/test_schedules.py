@@ -63,6 +63,13 @@ def test_schedule_takes_a_traced_count(name):
 def test_no_warmup_starts_at_the_peak():
     assert float(schedules.linear_warmup_cosine(PEAK, 0, TOTAL)(0)) == pytest.approx(PEAK)
     assert float(schedules.wsd(PEAK, 0, 10, decay_steps=10)(5)) == pytest.approx(PEAK / 2)
+    assert float(schedules.inverse_sqrt(PEAK, 0)(0)) == pytest.approx(PEAK)
+    assert float(schedules.inverse_sqrt(PEAK, 0)(4)) == pytest.approx(PEAK / 2)
+
+
+def test_boundaries_that_a_short_horizon_rounds_to_zero_are_fine():
+    assert values(schedules.wsd(PEAK, 0, 5, decay_steps=0), range(5)) == pytest.approx(PEAK)
+    assert values(schedules.linear_warmup_cosine(PEAK, 0, 1), [0]) == pytest.approx(PEAK)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +78,8 @@ def test_no_warmup_starts_at_the_peak():
         lambda: schedules.linear_warmup_cosine(PEAK, 100, 100),
         lambda: schedules.linear(PEAK, -1, 100),
         lambda: schedules.wsd(PEAK, 90, 100, decay_steps=11),
-        lambda: schedules.wsd(PEAK, 1, 100, decay_steps=0),
-        lambda: schedules.inverse_sqrt(PEAK, 0),
+        lambda: schedules.wsd(PEAK, 1, 100, decay_steps=-1),
+        lambda: schedules.inverse_sqrt(PEAK, -1),
     ],
 )
 def test_boundaries_that_cannot_be_are_refused(make):

@@ -17,7 +17,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LAYER_NAME = re.compile(r"^\d+$|^(\d+):(\d+):(\d+)$")
 
 
+@runtime_checkable
 class Initializer(Protocol):
     """Makes an initial value: ``(key, spec) -> array`` of the spec's shape and dtype."""
 
@@ -333,7 +334,8 @@ class Module(Configurable):
         Args:
             key: Typed key or ``PRNGKey``, threefry or rbg.
         """
-        return self._initialize(key, "", ())
+        # Compiled as a whole: run op by op, the same formula rounds differently.
+        return jax.jit(lambda key: self._initialize(key, "", ()))(key)
 
     def _initialize(self, key: jax.Array, key_path: str, indices: tuple[Any, ...]) -> dict[str, Any]:
         state: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from axcore.checkpoint import BaseCheckpointer, OrbaxCheckpointer
 from axcore.collection import OutputCollection, apply_state_updates, total_loss
@@ -18,7 +19,13 @@ from axcore.context import Target, functional
 from axcore.data import BaseInput, TextInput
 from axcore.errors import TrainError
 from axcore.module import Module, no_context
-from axcore.parallel import MeshShape, ShardingRules
+from axcore.parallel import (
+    MeshShape,
+    ShardingRules,
+    named_shardings,
+    partition_spec,
+    replicated,
+)
 from axcore.train.callbacks import BaseCallback
 from axcore.train.evaler import BaseEvaler, Evaler
 from axcore.train.learner import Learner, LearnerState
@@ -205,11 +212,12 @@ class Trainer(Module):
     @no_context
     def state_shardings(self, mesh: jax.sharding.Mesh, rules: ShardingRules) -> TrainState:
         """Returns the sharding of every array of the state."""
-        from axcore.parallel import named_shardings, replicated
-
         specs = self.model.parameter_specs()
-        whole = replicated(mesh)
-        learner = named_shardings(
-            self.learner.state_axes(specs).specs, mesh, rules, table="optimizer"
+        whole, table = replicated(mesh), rules.table("optimizer")
+        learner = jax.tree.map(
+            lambda s: NamedSharding(
+                mesh, partition_spec(s.shape, s.axes, mesh, table, name=s.parameter or "state")
+            ),
+            self.learner.state_axes(specs).specs,
         )
         return TrainState(whole, named_shardings(specs, mesh, rules), learner, whole)

@@ -1,0 +1,81 @@
+"""Reading a model directory: what ``train`` and ``convert`` write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from axcore.config import Config, author
+from axcore.data import BaseTokenizer, load_tokenizer
+from axcore.errors import CheckpointError
+from axcore.module import Module
+from axcore.plugins import host
+
+__all__ = ["LoadedModel", "load_model"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+        cfg: The run's ``Trainer.Config``.
+        trainer: Its module tree.
+        model: The model, a child of the trainer.
+        state: Parameters and state of the model.
+        tokenizer: What makes tokens of text.
+        step: Finished steps of the checkpoint.
+    """
+
+    cfg: Any
+    trainer: Any
+    model: Module
+    state: dict[str, Any]
+    tokenizer: BaseTokenizer
+    step: int
+
+
+def load_model(
+    directory: str | Path,
+    *,
+    step: int | None = None,
+    trusted: Iterable[str] = (),
+) -> LoadedModel:
+    """Reads the newest good checkpoint of a model directory onto the first device.
+
+    Args:
+        directory: The ``--out`` directory of ``axcore train``.
+        step: Another checkpoint than the newest.
+        trusted: Further packages that ``config.txt`` may name.
+
+    Raises:
+        TrainError: It is no model directory.
+        CheckpointError: It has no good checkpoint, or not this one.
+    """
+    from axcore.train import RunDir
+
+    run = RunDir(directory)
+    text = run.require_model()
+    packages = (*host().trusted_packages(), *trusted)
+    with author("file", str(run.config)):
+        cfg = Config.from_text(text, trusted=packages)
+    trainer: Any = cfg.instantiate(name="trainer")
+    checkpointer = trainer.cfg.checkpointer.instantiate()
+    checkpointer.open(run.checkpoints)
+    try:
+        found = checkpointer.latest_good() if step is None else step
+        if found is None:
+            raise CheckpointError(
+                "there is no good checkpoint", code="AX605", where=str(run.checkpoints),
+                hint="train a few steps first",
+            )
+        wanted = {"model": jax.eval_shape(trainer.model.initialize, jax.random.key(0))}
+        arrays, _ = checkpointer.restore(found, wanted, allow_unexpected=True)
+    finally:
+        checkpointer.close()
+    tokenizer = load_tokenizer(run.tokenizer, trusted=tuple(packages))
+    return LoadedModel(cfg, trainer, trainer.model, arrays["model"], tokenizer, found)

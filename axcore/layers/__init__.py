@@ -1,0 +1,69 @@
+"""Layers: modules with parameters and a precision, and the roles they play.
+
+Replaceable slots are annotated with a role (``BaseFeedForward``, ``BaseAttention``, ...), so any
+package's layer fits without an edit here.
+"""
+
+from axcore.layers.attention import QKV, Attention
+from axcore.layers.base import Layer
+from axcore.layers.causal_lm import CausalLM
+from axcore.layers.decoder import Decoder
+from axcore.layers.dropout import Dropout
+from axcore.layers.embedding import Embedding, LearnedPositions, LMHead
+from axcore.layers.feed_forward import FeedForward
+from axcore.layers.initializers import Constant, Normal, Ones, VarianceScaling, Zeros
+from axcore.layers.kv_cache import ContiguousKVCache, init_cache, merge_state
+from axcore.layers.linear import Linear
+from axcore.layers.norm import LayerNorm, RMSNorm
+from axcore.layers.roles import (
+    BaseAttention,
+    BaseFeedForward,
+    BaseHead,
+    BaseKVCache,
+    BaseNorm,
+    BasePosition,
+    BaseQKV,
+    BaseQueryKeyTransform,
+    BaseTransformerLayer,
+    SequenceInfo,
+)
+from axcore.layers.stack import BaseStack, RepeatedTransformer, StackedTransformer
+from axcore.layers.transformer import TransformerLayer
+
+__all__ = [
+    "QKV",
+    "Attention",
+    "BaseAttention",
+    "BaseFeedForward",
+    "BaseHead",
+    "BaseKVCache",
+    "BaseNorm",
+    "BasePosition",
+    "BaseQKV",
+    "BaseQueryKeyTransform",
+    "BaseStack",
+    "BaseTransformerLayer",
+    "CausalLM",
+    "Constant",
+    "ContiguousKVCache",
+    "Decoder",
+    "Dropout",
+    "Embedding",
+    "FeedForward",
+    "LMHead",
+    "LayerNorm",
+    "LearnedPositions",
+    "Layer",
+    "Linear",
+    "Normal",
+    "Ones",
+    "RMSNorm",
+    "RepeatedTransformer",
+    "SequenceInfo",
+    "StackedTransformer",
+    "TransformerLayer",
+    "VarianceScaling",
+    "Zeros",
+    "init_cache",
+    "merge_state",
+]

@@ -1,0 +1,57 @@
+"""Decoder: a stack of layers and the final norm."""
+
+from __future__ import annotations
+
+import jax
+
+from axcore.config import REQUIRED, Required
+from axcore.layers.base import Layer
+from axcore.layers.norm import LayerNorm
+from axcore.layers.roles import BaseNorm, BaseTransformerLayer, SequenceInfo
+from axcore.layers.stack import BaseStack, RepeatedTransformer
+from axcore.layers.transformer import TransformerLayer
+
+__all__ = ["Decoder"]
+
+
+class Decoder(Layer):
+    """``final_norm(stack(x))``.
+
+    ``layer`` says what the layers are and ``stack`` how they run, so switching from a scan to an
+    unrolled stack is one field and loses no edit of a layer.
+    """
+
+    class Config(Layer.Config):
+        """The model sets ``input_dim``."""
+
+        input_dim: Required[int] = REQUIRED
+        num_layers: Required[int] = REQUIRED
+        # One layer, or the layers of a period that repeats.
+        layer: BaseTransformerLayer.Config | tuple[BaseTransformerLayer.Config, ...] = (
+            TransformerLayer.Config()
+        )
+        stack: BaseStack.Config = RepeatedTransformer.Config()
+        final_norm: BaseNorm.Config | None = LayerNorm.Config()
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        # The stack is named for what it holds, so that layer i is `layer/i` in state, and its config
+        # path is that of the layers.
+        self.layer = self._add_child(
+            "layer",
+            cfg.stack,
+            BaseStack,
+            input_dim=cfg.input_dim,
+            num_layers=cfg.num_layers,
+            layer=cfg.layer,
+        )
+        self.final_norm: BaseNorm | None = None
+        if cfg.final_norm is not None:
+            self.final_norm = self._add_child(
+                "final_norm", cfg.final_norm, BaseNorm, input_dim=cfg.input_dim
+            )
+
+    def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
+        """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
+        x = self.layer(x, info)
+        return x if self.final_norm is None else self.final_norm(x)

@@ -1,0 +1,143 @@
+"""Token embedding, tied and untied heads, learned positions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from axcore import ops
+from axcore.config import REQUIRED, Required
+from axcore.layers.initializers import Normal, VarianceScaling
+from axcore.layers.linear import replacement
+from axcore.layers.roles import BaseHead, BasePosition, SequenceInfo
+from axcore.module import Initializer
+from axcore.ops import DotGeneral, LinearCrossEntropy
+
+__all__ = ["Embedding", "LMHead", "LearnedPositions"]
+
+
+class Embedding(BaseHead):
+    """Token embedding that is also the tied output head: look-up and head are one module.
+
+    The weight is (vocab_size, input_dim); ``logits(h) = h W^T`` (Press & Wolf, arXiv:1608.05859).
+    """
+
+    class Config(BaseHead.Config):
+        """The model sets ``input_dim`` and ``vocab_size``."""
+
+        weight_init: Initializer = Normal(stddev=0.02)
+        # Multiplies the looked-up embeddings (Gemma: sqrt(input_dim)); the head is not scaled.
+        embedding_scale: float = 1.0
+        logit_cap: float | None = None
+        dot: DotGeneral.Config = DotGeneral.Config()
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        self._add_weight(
+            "weight",
+            (cfg.vocab_size, cfg.input_dim),
+            ("vocab", "embed"),
+            cfg.weight_init,
+            fan_in_dims=(1,),
+            fan_out_dims=(0,),
+        )
+        self.dot = self._add_child("dot", cfg.dot, DotGeneral)
+
+    def forward(self, ids: jax.Array) -> jax.Array:
+        """int32 (batch, seq) -> (batch, seq, input_dim); ids outside the vocabulary give NaN rows."""
+        x = jnp.take(self._param("weight"), ids, axis=0, mode="fill")
+        if self.cfg.embedding_scale != 1.0:
+            x = x * jnp.asarray(self.cfg.embedding_scale, x.dtype)
+        return self._constrain(x, "batch", "seq", "embed")
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """(..., input_dim) -> float32 (..., vocab_size)."""
+        dims = (((hidden.ndim - 1,), (1,)), ((), ()))
+        return _logits(self, hidden, dims)
+
+    def cross_entropy(
+        self, hidden: jax.Array, targets: jax.Array, mask: jax.Array | None = None
+    ) -> LinearCrossEntropy:
+        """Returns per-token losses of (batch, seq, input_dim); full logits never exist."""
+        return _cross_entropy(self, hidden, targets, mask, "vd")
+
+
+class LMHead(BaseHead):
+    """An output head of its own, ``logits(h) = h W``, with a weight of (input_dim, vocab_size)."""
+
+    class Config(BaseHead.Config):
+        """The model sets ``input_dim`` and ``vocab_size``."""
+
+        weight_init: Initializer = VarianceScaling()
+        logit_cap: float | None = None
+        dot: DotGeneral.Config = DotGeneral.Config()
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        self._add_weight(
+            "weight",
+            (cfg.input_dim, cfg.vocab_size),
+            ("embed", "vocab"),
+            cfg.weight_init,
+            fan_in_dims=(0,),
+            fan_out_dims=(1,),
+        )
+        self.dot = self._add_child("dot", cfg.dot, DotGeneral)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """(..., input_dim) -> float32 (..., vocab_size)."""
+        return _logits(self, hidden, (((hidden.ndim - 1,), (0,)), ((), ())))
+
+    def cross_entropy(
+        self, hidden: jax.Array, targets: jax.Array, mask: jax.Array | None = None
+    ) -> LinearCrossEntropy:
+        """Returns per-token losses of (batch, seq, input_dim); full logits never exist."""
+        return _cross_entropy(self, hidden, targets, mask, "dv")
+
+
+def _logits(head: Embedding | LMHead, hidden: jax.Array, dims: Any) -> jax.Array:
+    hidden = hidden.astype(head.compute_dtype)
+    weight = head._param("weight")
+    logits = head.dot(hidden, weight, dims, preferred_element_type=jnp.float32)
+    cap = head.cfg.logit_cap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def _cross_entropy(
+    head: Embedding | LMHead,
+    hidden: jax.Array,
+    targets: jax.Array,
+    mask: jax.Array | None,
+    layout: Literal["vd", "dv"],
+) -> LinearCrossEntropy:
+    return ops.linear_cross_entropy(
+        hidden.astype(head.compute_dtype),
+        head._param("weight"),
+        targets,
+        mask,
+        layout=layout,
+        logit_cap=head.cfg.logit_cap,
+        dot_general=replacement(head.dot),
+    )
+
+
+class LearnedPositions(BasePosition):
+    """Adds a learned vector per position (GPT-2)."""
+
+    class Config(BasePosition.Config):
+        """The model sets ``max_seq_len``, in tokens."""
+
+        max_seq_len: Required[int] = REQUIRED
+        weight_init: Initializer = Normal(stddev=0.02)
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        shape = (cfg.max_seq_len, cfg.input_dim)
+        self._add_weight("weight", shape, (None, "embed"), cfg.weight_init, weight_decay=False)
+
+    def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
+        """(batch, seq, input_dim) plus the vectors of ``info.positions``; padding (-1) adds row 0."""
+        positions = jnp.maximum(info.positions, 0)
+        return x + jnp.take(self._param("weight"), positions, axis=0, mode="fill")

@@ -1,0 +1,118 @@
+"""Key/value caches: the contiguous kind, and making the caches of a whole model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from axcore.layers.roles import BaseKVCache, SequenceInfo
+from axcore.module import Module, no_context
+from axcore.ops import DenseKV
+
+__all__ = ["ContiguousKVCache", "ContiguousView", "init_cache", "merge_state"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ContiguousView:
+    """View of a contiguous cache: slot number equals position.
+
+    Attributes:
+        tensors: Named tensors of (batch, max_len, ...).
+        lengths: (batch,) int32 number of filled slots.
+    """
+
+    tensors: Mapping[str, jax.Array]
+    lengths: jax.Array
+
+    @property
+    def kind(self) -> str:
+        """``contiguous``; what kernels match on."""
+        return "contiguous"
+
+    def dense(self) -> DenseKV:
+        """Returns keys (batch, max_len, kv_heads, head_dim) and values, with filled slots marked."""
+        max_len = self.tensors["key"].shape[1]
+        slots = jnp.arange(max_len, dtype=jnp.int32)
+        valid = slots[None, :] < self.lengths[:, None]
+        return DenseKV(self.tensors["key"], self.tensors["value"], positions=slots, valid=valid)
+
+
+class ContiguousKVCache(BaseKVCache):
+    """One (batch, max_len, ...) buffer per tensor; position p of a row is slot p."""
+
+    class Config(BaseKVCache.Config):
+        """``dtype`` of the buffers; None is the compute dtype."""
+
+        dtype: str | None = None
+
+    @no_context
+    def init(self, batch: int, max_len: int) -> dict[str, Any]:
+        """Returns zeroed buffers and lengths of 0."""
+        dtype = jnp.dtype(self.cfg.dtype or self.compute_dtype)
+        buffers = {
+            name: jnp.zeros((batch, max_len, *shape), dtype)
+            for name, shape in self.cfg.tensors.items()
+        }
+        return {**buffers, "lengths": jnp.zeros((batch,), jnp.int32)}
+
+    def extend(self, values: Mapping[str, jax.Array], info: SequenceInfo) -> ContiguousView:
+        """Writes (batch, seq, ...) tensors at their positions; negative positions are not stored.
+
+        The driver makes sure that positions stay below ``max_len``: a traced position cannot raise.
+        """
+        ctx = self._context
+        positions = info.positions
+        rows = jnp.arange(positions.shape[0])[:, None]
+        new: dict[str, jax.Array] = {}
+        for name, value in values.items():
+            buffer = ctx.state[name]
+            max_len = buffer.shape[1]
+            # Out-of-bounds slots are dropped; a negative index would count from the end.
+            slots = jnp.where(positions < 0, max_len, positions)
+            new[name] = buffer.at[rows, slots].set(value.astype(buffer.dtype), mode="drop")
+            new[name] = self._constrain(new[name], "batch", None, *self.cfg.axes[name])
+            ctx.set_state(name, new[name])
+        lengths = jnp.maximum(ctx.state["lengths"], jnp.max(positions, axis=1) + 1)
+        ctx.set_state("lengths", lengths)
+        return ContiguousView(new, lengths)
+
+    def rollback(self, lengths: jax.Array) -> None:
+        """Forgets all but the first ``lengths`` (batch,) tokens of each row."""
+        ctx = self._context
+        ctx.set_state("lengths", jnp.minimum(ctx.state["lengths"], lengths))
+
+
+def init_cache(module: Module, batch: int, max_len: int) -> dict[str, Any]:
+    """Returns the empty caches of all cache modules below, nested as the state is.
+
+    Args:
+        module: Any module; stacks give stacked caches.
+        batch: Rows.
+        max_len: Most tokens a row can hold.
+    """
+    if isinstance(module, BaseKVCache):
+        return module.init(batch, max_len)
+    caches: dict[str, Any] = {}
+    for name, child in module.children.items():
+        cache = init_cache(child, batch, max_len)
+        if cache and isinstance(child.layers, range):
+            num = len(child.layers)
+            cache = jax.tree.map(lambda x, n=num: jnp.broadcast_to(x, (n, *x.shape)), cache)
+        if cache:
+            caches[name] = cache
+    return caches
+
+
+def merge_state(state: Mapping[str, Any], caches: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``state`` with the nested ``caches`` put beside the parameters."""
+    merged = dict(state)
+    for name, value in caches.items():
+        old = merged.get(name)
+        both = isinstance(value, Mapping) and isinstance(old, Mapping)
+        merged[name] = merge_state(old, value) if both else value
+    return merged

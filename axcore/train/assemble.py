@@ -1,0 +1,173 @@
+"""From an experiment's name to the config that runs, in the order of precedence.
+
+experiment -> its ``modifiers`` -> ``--modifier`` -> ``--set`` -> the instance's rule -> the
+experiment's own ``mesh_rules`` and the user's ``--rules``. (Config files are experiments by path.)
+A rule never changes a value whose setter is a file, a modifier flag or ``--set``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from axcore import experiments
+from axcore.config import Config, apply_modifier, author
+from axcore.errors import CliError, ConfigError
+from axcore.plugins import host
+
+if TYPE_CHECKING:
+    from axcore.parallel.instance_rules import RuleReport
+    from axcore.plugins import Instance
+    from axcore.train.trainer import Trainer
+
+__all__ = ["Assembled", "assemble", "parse_modifier", "parse_set"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembled:
+    """An experiment ready to run.
+
+    Attributes:
+        cfg: The config; not frozen.
+        instance: The machine it is for.
+        rules: What the rules did.
+    """
+
+    cfg: Trainer.Config
+    instance: Instance
+    rules: RuleReport
+
+
+def parse_set(text: str) -> tuple[str, str]:
+    """Splits ``path=value``.
+
+    Raises:
+        CliError: There is no ``=``, or no path before it.
+    """
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise CliError(
+            f"--set got {text!r}, expected path=value",
+            code="AX810",
+            hint="for example --set batch_size=2",
+        )
+    return path.strip(), value.strip()
+
+
+def parse_modifier(text: str) -> Config:
+    """Returns the modifier config of ``NAME`` or ``NAME:key=value,...``.
+
+    Values are Python literals; a bare word is a string.
+
+    Raises:
+        PluginLookupError: No plugin registers the modifier.
+        CliError: An argument is not of the form key=value.
+        ConfigError: An argument is unknown or of a wrong type.
+    """
+    known = host().modifiers.names()
+    # A name may itself hold a colon (axlearn-moe:moe): the longest registered one counts.
+    names = [n for n in known if text == n or text.startswith(f"{n}:")]
+    name = max(names, key=len) if names else text
+    arguments = text[len(name) + 1 :]
+    target = host().modifiers.load(name)
+    cfg = target() if callable(target) and not isinstance(target, type) else target.Config()
+    if not isinstance(cfg, Config):
+        raise CliError(f"modifier {name!r} is no modifier config", code="AX811")
+    for part in _split_arguments(arguments):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise CliError(
+                f"modifier {name!r} got the argument {part!r}, expected key=value",
+                code="AX811",
+                hint=f"for example {name}:key=value",
+            )
+        cfg.set_path_text(key.strip(), value.strip())
+    return cfg
+
+
+def _split_arguments(text: str) -> list[str]:
+    """Splits at commas that are outside of brackets and quotes."""
+    parts: list[str] = []
+    depth, quote, start = 0, "", 0
+    for i, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    parts.append(text[start:])
+    return [p for p in parts if p.strip()]
+
+
+def assemble(
+    experiment: str | Trainer.Config,
+    *,
+    modifiers: Iterable[str] = (),
+    sets: Iterable[str] = (),
+    instance: str | None = None,
+    rules: Any = (),
+    use: Iterable[str] = (),
+    trusted: Iterable[str] = (),
+) -> Assembled:
+    """Returns the config of an experiment as it runs on an instance.
+
+    Args:
+        experiment: A name (see :func:`axcore.experiments.get`), or a config.
+        modifiers: ``NAME[:key=value,...]`` flags.
+        sets: ``path=value`` flags; they win over everything but each other.
+        instance: Instance name; None detects this machine.
+        rules: The user's own mesh rules.
+        use: Distributions to activate beside the instance's own.
+        trusted: Packages that a config file may name.
+
+    Raises:
+        AxcoreError: Whatever cannot be: see the parts.
+    """
+    from axcore.parallel import detect, resolve_instance
+    from axcore.parallel.instance_rules import apply_instance_rules
+
+    if isinstance(experiment, str):
+        cfg = experiments.get(experiment, trusted=trusted)
+    else:
+        cfg = experiment.copy()
+    for modifier in cfg.modifiers:
+        cfg = apply_modifier(cfg, modifier)
+    for text in modifiers:
+        # A rule leaves alone what a flag has set, so the flag is the author, not the modifier.
+        with author("flag", f"--modifier {text}"):
+            cfg = apply_modifier(cfg, parse_modifier(text), kind="flag", name=f"--modifier {text}")
+    given: dict[str, str] = {}
+    for text in sets:
+        path, value = parse_set(text)
+        with author("flag", f"--set {path}"):
+            cfg.set_path_text(path, value)
+        given[path] = value
+    use = tuple(use)
+    if use:
+        with author("flag", "--use"):
+            cfg.use = (*cfg.use, *(u for u in use if u not in cfg.use))
+    resolved = resolve_instance(instance or detect())
+    cfg, report = apply_instance_rules(cfg, resolved, rules=rules)
+    for path in given:
+        _check_still_there(cfg, path)
+    return Assembled(cfg, resolved, report)
+
+
+def _check_still_there(cfg: Config, path: str) -> None:
+    try:
+        cfg.get_path(path)
+    except ConfigError as error:
+        raise CliError(
+            f"--set {path} was removed by a later step (a rule or modifier)",
+            code="AX812",
+            hint="set the field of what took its place; `axcore config explain` shows it",
+        ) from error
+
+

@@ -69,8 +69,8 @@ class Target(Protocol):
         """Constrains ``x`` to the sharding of its logical ``axes``, one name per dim."""
         ...
 
-    def mesh_axes(self, logical_axis: str) -> tuple[str, ...]:
-        """Returns the mesh axes over which a logical activation axis is sharded."""
+    def mesh_axes(self, logical_axis: str, size: int | None = None) -> tuple[str, ...]:
+        """Returns the mesh axes over which an activation dim of this axis and size is sharded."""
         ...
 
     def digest(self) -> str:
@@ -91,9 +91,9 @@ class LocalTarget:
         check_axes(x, axes)
         return x
 
-    def mesh_axes(self, logical_axis: str) -> tuple[str, ...]:
+    def mesh_axes(self, logical_axis: str, size: int | None = None) -> tuple[str, ...]:
         """Returns (): nothing is sharded."""
-        del logical_axis
+        del logical_axis, size
         return ()
 
     def digest(self) -> str:

@@ -67,6 +67,10 @@ class BaseInput(Configurable, abc.ABC):
         """Returns one pass over the held-out documents."""
 
     @abc.abstractmethod
+    def texts(self) -> Iterator[str]:
+        """Yields the text of every document, training and held out, in the source's order."""
+
+    @abc.abstractmethod
     def describe(self) -> dict[str, object]:
         """Returns what a report says about the data, as JSON values."""
 
@@ -292,6 +296,11 @@ class TextInput(BaseInput):
         """Yields the documents the iterator reads, each once, in the source's order."""
         _, members, _ = self._groups()
         return (self._source[int(i)] for numbers in members for i in numbers)
+
+    def texts(self) -> Iterator[str]:
+        """Yields the text of every document, training and held out, in the source's order."""
+        self.prepare()
+        return (self._source[i].text for i in range(len(self._source)))
 
     def describe(self) -> dict[str, object]:
         """Returns the source's description with the sizes of the split."""

@@ -26,6 +26,7 @@ _PUBLIC = {
     "LinearCrossEntropy": "axcore.ops._linear_cross_entropy",
     "Mask": "axcore.ops.masks",
     "MaskArrays": "axcore.ops.masks",
+    "OpRule": "axcore.ops._records",
     "PrefixLM": "axcore.ops.masks",
     "REFERENCE": "axcore.ops._select",
     "Refusal": "axcore.ops._records",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from axcore.ops._norms import layer_norm as layer_norm
     from axcore.ops._norms import rms_norm as rms_norm
     from axcore.ops._records import KernelChoice as KernelChoice
+    from axcore.ops._records import OpRule as OpRule
     from axcore.ops._records import Refusal as Refusal
     from axcore.ops._select import REFERENCE as REFERENCE
     from axcore.ops._select import record_choices as record_choices

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
-__all__ = ["KernelChoice", "Refusal"]
+__all__ = ["KernelChoice", "OpRule", "Refusal"]
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """What a run accepts for one op; a value for configs (``ops.attention.fallback``).
+
+    Attributes:
+        implementations: Acceptable implementations, best first; empty leaves the choice to the
+            kernels' own order.
+        fallback: Whether the XLA reference may serve on an accelerator when none of them does.
+    """
+
+    implementations: tuple[str, ...] = ()
+    fallback: Literal["error", "allow"] = "error"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From an experiment's name to the config that runs, in the order of precedence.
+"""From an experiment to the config that runs, in the order of precedence.
 
 experiment -> its ``modifiers`` -> ``--modifier`` -> ``--set`` -> the instance's rule -> the
 experiment's own ``mesh_rules`` and the user's ``--rules``. (Config files are experiments by path.)
@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from axcore import experiments
 from axcore.config import Config, apply_modifier, author
 from axcore.errors import CliError, ConfigError
 from axcore.plugins import host
@@ -66,7 +65,7 @@ def parse_modifier(text: str) -> Config:
         ConfigError: An argument is unknown or of a wrong type.
     """
     known = host().modifiers.names()
-    # A name may itself hold a colon (axlearn-moe:moe): the longest registered one counts.
+    # A name may itself hold a colon (acme-moe:moe): the longest registered one counts.
     names = [n for n in known if text == n or text.startswith(f"{n}:")]
     name = max(names, key=len) if names else text
     arguments = text[len(name) + 1 :]
@@ -107,25 +106,23 @@ def _split_arguments(text: str) -> list[str]:
 
 
 def assemble(
-    experiment: str | Trainer.Config,
+    experiment: Trainer.Config,
     *,
     modifiers: Iterable[str] = (),
     sets: Iterable[str] = (),
     instance: str | None = None,
     rules: Any = (),
     use: Iterable[str] = (),
-    trusted: Iterable[str] = (),
 ) -> Assembled:
     """Returns the config of an experiment as it runs on an instance.
 
     Args:
-        experiment: A name (see :func:`axcore.experiments.get`), or a config.
+        experiment: The experiment's config, as :func:`axcore.experiments.get` gives it.
         modifiers: ``NAME[:key=value,...]`` flags.
         sets: ``path=value`` flags; they win over everything but each other.
         instance: Instance name; None detects this machine.
         rules: The user's own mesh rules.
         use: Distributions to activate beside the instance's own.
-        trusted: Packages that a config file may name.
 
     Raises:
         AxcoreError: Whatever cannot be: see the parts.
@@ -133,10 +130,7 @@ def assemble(
     from axcore.parallel import detect, resolve_instance
     from axcore.parallel.instance_rules import apply_instance_rules
 
-    if isinstance(experiment, str):
-        cfg = experiments.get(experiment, trusted=trusted)
-    else:
-        cfg = experiment.copy()
+    cfg = experiment.copy()
     for modifier in cfg.modifiers:
         cfg = apply_modifier(cfg, modifier)
     for text in modifiers:

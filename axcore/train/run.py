@@ -140,7 +140,11 @@ class _Program:
         self.trainer = trainer
         self.mesh = build_mesh(cfg.mesh_shape, devices)
         self.target = ProgramTarget.for_instance(
-            instance, self.mesh, cfg.sharding_rules, kernels=cfg.kernels
+            instance,
+            self.mesh,
+            cfg.sharding_rules,
+            kernels={op: r.implementations for op, r in cfg.ops.items() if r.implementations},
+            fallbacks=[op for op, rule in cfg.ops.items() if rule.fallback == "allow"],
         )
         self.abstract = trainer.abstract_state()
         self.shardings = trainer.state_shardings(self.mesh, cfg.sharding_rules)
@@ -446,11 +450,10 @@ class _Run:
         return report
 
     def _reference(self, main: Mapping[str, float]) -> dict[str, float] | None:
-        """Bits per byte of a general compressor on the held-out text, beside the model's."""
+        """Bits per byte of a general compressor on all of the text, beside the model's."""
         if "bits_per_byte" not in main:
             return None
-        documents = (d.text for d in self.data.heldout(self.program.rows).documents())
-        xz = reference_bits_per_byte(documents, max_bytes=_REFERENCE_BYTES)
+        xz = reference_bits_per_byte(self.data.texts(), max_bytes=_REFERENCE_BYTES)
         return {"xz_bits_per_byte": xz, "uniform_bits_per_byte": 8.0}
 
     def _sample(self, state: TrainState) -> dict[str, str] | None:

@@ -33,9 +33,9 @@ __all__ = ["Change", "RunDir", "text_changes"]
 _HARDWARE = (
     "accumulation_steps",
     "compiler_options",
-    "kernels",
     "mesh_rules",
     "mesh_shape",
+    "ops",
     "sharding_rules",
     "use",
 )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from axcore.checkpoint import BaseCheckpointer, OrbaxCheckpointer
 from axcore.collection import OutputCollection, apply_state_updates, total_loss
@@ -19,13 +18,8 @@ from axcore.context import Target, functional
 from axcore.data import BaseInput, TextInput
 from axcore.errors import TrainError
 from axcore.module import Module, no_context
-from axcore.parallel import (
-    MeshShape,
-    ShardingRules,
-    named_shardings,
-    partition_spec,
-    replicated,
-)
+from axcore.ops import OpRule
+from axcore.parallel import MeshShape, ShardingRules, named_shardings, replicated
 from axcore.train.callbacks import BaseCallback
 from axcore.train.evaler import BaseEvaler, Evaler
 from axcore.train.learner import Learner, LearnerState
@@ -56,6 +50,18 @@ def _default_writers() -> dict[str, BaseWriter.Config]:
         "tensorboard": TensorBoardWriter.Config(),
         "console": ConsoleWriter.Config(),
     }
+
+
+def _default_ops() -> dict[str, OpRule]:
+    names = (
+        "attention",
+        "gated_activation",
+        "grouped_matmul",
+        "layer_norm",
+        "linear_cross_entropy",
+        "rms_norm",
+    )
+    return {name: OpRule() for name in names}
 
 
 class Trainer(Module):
@@ -94,8 +100,8 @@ class Trainer(Module):
         sharding_rules: ShardingRules = ShardingRules()
         # XLA options of the step's program.
         compiler_options: Mapping[str, bool | int | float | str] = {}
-        # Op -> acceptable kernels, best first.
-        kernels: Mapping[str, tuple[str, ...]] = {}
+        # What is acceptable for each op, such as ops.attention.fallback=allow.
+        ops: Mapping[str, OpRule] = _default_ops()
 
         # Instance pattern -> modifiers, after the plugins' own rule for the instance.
         mesh_rules: tuple[tuple[str, tuple[Config, ...]], ...] = ()
@@ -213,11 +219,8 @@ class Trainer(Module):
     def state_shardings(self, mesh: jax.sharding.Mesh, rules: ShardingRules) -> TrainState:
         """Returns the sharding of every array of the state."""
         specs = self.model.parameter_specs()
-        whole, table = replicated(mesh), rules.table("optimizer")
-        learner = jax.tree.map(
-            lambda s: NamedSharding(
-                mesh, partition_spec(s.shape, s.axes, mesh, table, name=s.parameter or "state")
-            ),
-            self.learner.state_axes(specs).specs,
+        whole = replicated(mesh)
+        learner = named_shardings(
+            self.learner.state_axes(specs).specs, mesh, rules, table="optimizer"
         )
         return TrainState(whole, named_shardings(specs, mesh, rules), learner, whole)

@@ -45,11 +45,14 @@ def store_form(leaf: Any) -> tuple[Any, str | None]:
     """Returns the array to store for a leaf, and the PRNG implementation of typed keys."""
     if is_key(leaf):
         return jax.random.key_data(leaf), str(jax.random.key_impl(leaf))
-    return (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)), None
+    # A host array may be changed in place while it is being written.
+    return (leaf if isinstance(leaf, jax.Array) else np.array(leaf, copy=True)), None
 
 
 def wanted(leaf: Any) -> Wanted:
     """Describes a leaf of a target tree: an array or a ``jax.ShapeDtypeStruct``."""
+    if not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
         return Wanted(leaf.shape, leaf.dtype, None)
     sharding = getattr(leaf, "sharding", None)

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from axcore._files import sync_directory
-from axcore.checkpoint import _manifest, _match, stack_form
+from axcore.checkpoint import _failure, _manifest, _match, stack_form
 from axcore.checkpoint.base import BaseCheckpointer
 from axcore.errors import CheckpointError
 
@@ -32,8 +32,6 @@ _ARRAYS = "arrays"
 _EXTRA = "extra.json"
 _PARTIAL = ".partial"
 _DISCARDED = ".discarded"
-_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-_FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME_BYTES = 200  # file names may have 255; orbax and the atomic rename append to them
 
 _log = logging.getLogger("axcore.checkpoint")
@@ -67,15 +65,20 @@ class OrbaxCheckpointer(BaseCheckpointer):
         self._thread: threading.Thread | None = None
         self._failure: CheckpointError | None = None
         self._good: dict[int, _manifest.Manifest] = {}
+        # Steps of this run's own history, equal in all processes (what a process has verified
+        # is not): saving one again is not needed.
+        self._settled: set[int] = set()
+        # Steps of a history that went on from before the restored step and is now left.
+        self._abandoned: set[int] = set()
 
     def open(self, directory: str | Path) -> None:
         """See :meth:`BaseCheckpointer.open`."""
         self._directory = Path(directory).absolute()
 
     def save(self, step: int, arrays: Any, extra: Mapping[str, Any] | None = None) -> None:
-        """See :meth:`BaseCheckpointer.save`. A step that was saved by this object stays."""
+        """See :meth:`BaseCheckpointer.save`. A step just saved or restored stays as it is."""
         self.wait()
-        if step in self._good:
+        if step in self._settled:
             return
         text = _to_json(extra or {}, step)
         stored: dict[str, Any] = {}
@@ -91,7 +94,7 @@ class OrbaxCheckpointer(BaseCheckpointer):
         try:
             if _is_primary():
                 shutil.rmtree(partial, ignore_errors=True)
-                if size > _free_bytes(self._root()):  # say so before filling the disk
+                if size > _failure.free_bytes(self._root()):  # say so before filling the disk
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 partial.mkdir(parents=True)
                 (partial / _EXTRA).write_text(text, encoding="utf-8")
@@ -157,6 +160,8 @@ class OrbaxCheckpointer(BaseCheckpointer):
                 leaf = jax.random.wrap_key_data(leaf, impl=record.key_impl)
             made.append(leaf)
         tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(abstract), made)
+        self._settled = {other for other in self._settled if other < step} | {step}
+        self._abandoned = {other for other in self.steps() if other > step}
         return tree, self.extra(step)
 
     def check(self) -> None:
@@ -199,9 +204,8 @@ class OrbaxCheckpointer(BaseCheckpointer):
             if _is_primary():
                 self._good[step] = self._publish(step, partial, records)
                 self.skipped.pop(step, None)
-                self._prune()
-            else:
-                self._good[step] = _manifest.Manifest(step, records, {})
+                self._prune(step)
+            self._settled.add(step)
         except BaseException as error:
             self._failure = self._failed(step, partial, size, error)
             self._failure.__cause__ = error
@@ -217,10 +221,14 @@ class OrbaxCheckpointer(BaseCheckpointer):
         sync_directory(final.parent)
         return manifest
 
-    def _prune(self) -> None:
-        """Removes what is not to be kept; a newer step has just been committed."""
-        good = [step for step in self.steps() if step not in self.skipped]
-        for step in set(self.steps()) - set(self.kept(good)):
+    def _prune(self, committed: int) -> None:
+        """Removes what is not to be kept, now that a step has been committed.
+
+        What a rollback has left behind goes too: the next run would go on from there.
+        """
+        self._abandoned.discard(committed)
+        good = [s for s in self.steps() if s not in self.skipped and s not in self._abandoned]
+        for step in set(self.steps()) - set(self.kept(good)) - {committed}:
             # Renamed first: a kill halfway must not leave a damaged directory of a step's name.
             path = self._path(step)
             path.rename(_fresh(path, _DISCARDED))
@@ -236,23 +244,11 @@ class OrbaxCheckpointer(BaseCheckpointer):
             return error
         if _is_primary():
             shutil.rmtree(partial, ignore_errors=True)
-        last = next((s for s in self._candidates() if self._verify(s, contents=False) is None), -1)
-        state = f"step {last} is the newest good checkpoint" if last >= 0 else "there is none yet"
-        if _is_full(error):
-            free = _free_bytes(self._root())
-            return CheckpointError(
-                f"the disk is full: saving step {step} needs {_size(size)}, {_size(free)} are "
-                f"free; {state}",
-                code="AX602",
-                where=str(self._root()),
-                hint="free some space (or lower checkpointer.keep_last_n), then run the same "
-                "command again to go on from there",
-            )
-        return CheckpointError(
-            f"saving step {step} failed: {_first_line(error)}; {state}",
-            code="AX601",
-            where=str(self._root()),
-            hint="run the same command again to go on from there",
+        last = next(
+            (s for s in self._candidates() if self._verify(s, contents=False) is None), None
+        )
+        return _failure.explain(
+            error, step=step, size_bytes=size, root=self._root(), last_good=last
         )
 
     # -- reading ------------------------------------------------------------------------------
@@ -433,36 +429,3 @@ def _to_json(extra: Mapping[str, Any], step: int) -> str:
             code="AX604",
             hint="convert arrays and numpy scalars with .tolist() or .item()",
         ) from error
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _is_full(error: BaseException) -> bool:
-    return any(
-        (isinstance(e, OSError) and e.errno in _FULL_ERRNO) or any(t in str(e) for t in _FULL)
-        for e in _chain(error)
-    )
-
-
-def _free_bytes(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize
-
-
-def _size(count: int) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}" if unit != "bytes" else f"{count} bytes"
-        count = count / 1000  # pyright: ignore[reportAssignmentType]
-    return f"{count:.3g} GB"
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -67,7 +67,10 @@ class BaseCheckpointer(Configurable, abc.ABC):
 
     @abc.abstractmethod
     def save(self, step: int, arrays: Any, extra: Mapping[str, Any] | None = None) -> None:
-        """Begins to save; the arrays may be donated as soon as this returns.
+        """Begins to save; the arrays may be donated or changed as soon as this returns.
+
+        Once it is whole, steps that are not to be kept are removed. Those after the step that was
+        restored are among them: a run that went back has left them behind.
 
         Args:
             step: Number of finished steps.

@@ -24,7 +24,7 @@ PRELUDE = """
 import os, signal, sys
 import jax, jax.numpy as jnp, numpy as np
 from axcore.checkpoint import OrbaxCheckpointer
-from axcore.checkpoint import _manifest, _orbax
+from axcore.checkpoint import _failure, _manifest, _orbax
 from pathlib import Path
 import shutil
 
@@ -210,7 +210,7 @@ def small_disk(directory: Path, size: str):
 
 
 @pytest.mark.parametrize(
-    "patch", ["", "_orbax._free_bytes = lambda path: 1 << 40"], ids=["foreseen", "met on the way"]
+    "patch", ["", "_failure.free_bytes = lambda path: 1 << 40"], ids=["foreseen", "met on the way"]
 )
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, patch):
     with small_disk(tmp_path / "disk", "12m") as disk:

@@ -135,6 +135,13 @@ def test_donated_arrays_are_saved_as_they_were(ckpt):
     assert_same(ckpt.restore(1, abstract(tree))[0], expected)
 
 
+def test_host_arrays_may_change_after_the_save_began(ckpt):
+    host = np.zeros(1 << 20, np.int8)
+    ckpt.save(1, {"host": host})
+    host[:] = 1
+    assert not ckpt.restore(1, {"host": host})[0]["host"].any()
+
+
 def test_part_of_a_checkpoint_is_restored_on_request(ckpt):
     ckpt.save(1, state())
     target = abstract({"w": state()["w"]})
@@ -407,6 +414,43 @@ def test_steps_known_to_be_damaged_do_not_count_as_kept(tmp_path):
     save_steps(ckpt, [4])
     assert ckpt.steps() == [2, 4]
     ckpt.close()
+
+
+def test_a_step_is_saved_once(ckpt):
+    save_steps(ckpt, [1, 2])
+    ckpt.save(2, state(99))
+    assert_same(ckpt.restore(2, abstract(state()))[0], state(2))
+    ckpt.save(2, state(99))
+    assert_same(ckpt.restore(2, abstract(state()))[0], state(2))
+
+
+def test_a_run_that_went_back_leaves_later_steps_behind(tmp_path):
+    ckpt = make(tmp_path, keep_last_n=2)
+    save_steps(ckpt, [1, 2, 3])
+    ckpt.restore(2, abstract(state()))
+    ckpt.save(3, state(99), {"position": 99})
+    arrays, extra = ckpt.restore(3, abstract(state()))
+    assert extra == {"position": 99}
+    assert_same(arrays, state(99))
+    ckpt.close()
+    later = make(tmp_path, keep_last_n=2)
+    later.restore(2, abstract(state()))
+    assert later.latest_good() == 3  # until another step is whole
+    save_steps(later, [2])  # it is there already
+    assert later.steps() == [2, 3]
+    save_steps(later, [4])
+    assert later.steps() == [2, 4]
+    later.close()
+
+
+def test_a_run_that_restored_nothing_removes_no_later_step(tmp_path):
+    writer = make(tmp_path, keep_last_n=2)
+    save_steps(writer, [5, 6])
+    writer.close()
+    other = make(tmp_path, keep_last_n=2)
+    save_steps(other, [0])
+    assert other.steps() == [0, 5, 6]
+    other.close()
 
 
 @pytest.mark.parametrize("field", ["save_every_n_steps", "keep_last_n", "keep_every_n_steps"])

@@ -84,10 +84,10 @@ class Candidate:
         fault = None
         name, version, requires = entry_point.name, "unknown", ()
         try:
-            dist = entry_point.dist
-            name, version = str(dist.name), str(dist.version)
-            requires = tuple(dist.requires or ())
-            packages |= top_level(dist)
+            metadata = entry_point.dist.metadata  # parsed anew at each access
+            name, version = str(metadata["Name"]), str(metadata["Version"])
+            requires = tuple(metadata.get_all("Requires-Dist") or ())
+            packages |= top_level(entry_point.dist)
         except Exception as error:
             reason = f"its metadata cannot be read: {describe(error)}"
             fault = Fault("invalid", reason, error)
@@ -121,23 +121,18 @@ def find_candidates(path: Sequence[str] | None = None) -> tuple[Candidate, ...]:
             entry_points = list(dist.entry_points.select(group=GROUP))
         except Exception:  # another package's unreadable entry_points.txt is not our business
             continue
-        if not entry_points or not _is_first_on_path(dist, where):
-            continue
         for entry_point in entry_points:
             candidate = Candidate.from_entry_point(cast("EntryPointLike", entry_point))
-            # The first on the path is the one that Python imports.
-            key = (candidate.distribution, entry_point.name, entry_point.value)
-            found.setdefault(key, candidate)
+            if candidate.fault or _is_first_on_path(dist, candidate.distribution, where):
+                key = (candidate.distribution, entry_point.name, entry_point.value)
+                found.setdefault(key, candidate)
     return tuple(found.values())
 
 
-def _is_first_on_path(dist: Any, where: dict[str, Any]) -> bool:
-    """Tells whether an older copy of ``dist`` is not shadowed by another earlier on the path."""
-    try:
-        first = next(iter(_distributions(name=dist.name, **where)), None)
-        return first is None or first.version == dist.version
-    except Exception:  # metadata that cannot be read becomes a record with that reason
-        return True
+def _is_first_on_path(dist: Any, name: str, where: dict[str, Any]) -> bool:
+    """Tells whether ``dist`` is the copy that Python imports, not one later on the path."""
+    first = next(iter(_distributions(name=name, **where)), None)
+    return first is None or first.locate_file("") == dist.locate_file("")
 
 
 def top_level(dist: Any) -> frozenset[str]:

@@ -27,6 +27,8 @@ def prepared(
     node: Any, above: tuple[Node, ...] | None, overrides: Mapping[str, object], source: str
 ) -> Any:
     """See :meth:`Config.prepared`; ``above`` None means the ancestors in the node's own tree."""
+    if above is None and state(node).prepared:
+        return node
     twin: Any = copy_node(node)
     # The twin stands where the node stands, so that its errors and its own nested configs see
     # the full path and the ancestors.
@@ -36,6 +38,7 @@ def prepared(
     resolve_tree(twin, ancestors(node) if above is None else above)
     check_complete(twin, ancestors(node) if above is None else above)
     freeze(twin)
+    state(twin).prepared = True
     return twin
 
 

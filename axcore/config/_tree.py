@@ -32,11 +32,22 @@ class State:
         parent: The node that holds this one; weak, since the parent owns the child.
         key: Path from the parent to this node, such as ``"layers.0"``.
         frozen: Whether edits are refused.
+        prepared: Whether an object may be built from this very config: resolved, complete, frozen.
         reports: What ``replace`` did, oldest first.
         call: The callable and its signature, for ``config_for`` nodes only.
     """
 
-    __slots__ = ("call", "events", "fields", "frozen", "key", "parent", "reports", "values")
+    __slots__ = (
+        "call",
+        "events",
+        "fields",
+        "frozen",
+        "key",
+        "parent",
+        "prepared",
+        "reports",
+        "values",
+    )
 
     def __init__(self, fields: Mapping[str, Field]):
         self.fields = fields
@@ -45,6 +56,7 @@ class State:
         self.parent: weakref.ref[Node] | None = None
         self.key = ""
         self.frozen = False
+        self.prepared = False
         self.reports: tuple[Any, ...] = ()
         self.call: Any = None
 

@@ -210,3 +210,9 @@ def test_scaled_is_refused_where_no_number_is_accepted():
 
     with pytest.raises(ConfigError, match="expected str"):
         Text.Config(s=scaled(1, of="n"))
+
+
+def test_what_is_prepared_is_built_from_without_another_copy():
+    cfg = FF.Config().prepared((), {"input_dim": 3}, "")
+    assert cfg.instantiate().cfg is cfg
+    assert cfg.copy().set(input_dim=4).instantiate().cfg.input_dim == 4

@@ -193,10 +193,11 @@ def _is_home_trusted(value: Any, trusted: Iterable[str]) -> bool:
         home = getattr(value, "__module__", None)
     if not isinstance(home, str):
         return True  # a plain value, or a namespace on the way
-    root = home.split(".")[0].lstrip("_")
+    root = home.split(".")[0]
     if root == "builtins":
         return getattr(value, "__name__", "") in SAFE_BUILTINS
-    return root in {"jaxlib", *(t.split(".")[0].replace("-", "_") for t in trusted)}
+    roots = {"jaxlib", "_operator", *(t.split(".")[0].replace("-", "_") for t in trusted)}
+    return root in roots
 
 
 def _label(value: Any) -> str:

@@ -213,7 +213,7 @@ class _Reader:
         except _Bad as e:
             raise self.error(str(e), number) from None
         except ConfigError as e:
-            e.where = e.where or f"line {number} ({path})"
+            e.where = e.where or f"line {number}"
             raise
         if isinstance(value, Node):
             same = isinstance(default, Node) and _write.inline(default) == _write.inline(value)

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import math
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -374,3 +375,19 @@ def test_a_container_of_configs_that_is_the_default_does_not_count_as_set():
     assert cfg.set_by("layers").kind == cfg.set_by("stage").kind == "default"
     cfg = read(TEXT.replace("layers.0.input_dim: REQUIRED", "layers.0.input_dim: 5"))
     assert cfg.set_by("layers").kind == "experiment" and cfg.layers[0].input_dim == 5
+
+
+def test_a_script_can_write_and_read_its_own_classes():
+    code = """
+import pickle
+from axcore.config import Configurable
+class A(Configurable):
+    class Config(Configurable.Config):
+        n: int = 1
+cfg = A.Config(n=2)
+assert cfg.to_text().startswith('config("__main__.A")')
+assert A.Config.from_text(cfg.to_text(), trusted=("__main__",)) == cfg
+assert pickle.loads(pickle.dumps(cfg)) == cfg
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

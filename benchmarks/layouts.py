@@ -10,7 +10,8 @@ time, up to `axcore.ops` with unrolled layers.
     python benchmarks/layouts.py --rounds 20 --forms naive-scan ops-unrolled
 
 Times on a shared machine are noisy: read the ratios. Each round runs every form once, in an order
-that rotates; `min` compares the forms' fastest steps, `median` is the median of the rounds' ratios.
+that rotates; `min` compares the forms' fastest steps, `median` is the median of the rounds' ratios,
+`cpu` compares the least CPU time of a step, which other processes disturb less.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import dataclasses
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -228,20 +230,22 @@ class Program:
         self.compile_seconds = time.perf_counter() - start
         self.losses: list[float] = []
 
-    def step(self) -> float:
-        """Runs one step; returns its seconds."""
-        start = time.perf_counter()
+    def step(self) -> tuple[float, float]:
+        """Runs one step; returns its wall and CPU seconds."""
+        start = time.perf_counter(), time.process_time()
         self.state, loss = self.compiled(self.state, *self.batch)
         jax.block_until_ready(self.state)
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start[0], time.process_time() - start[1]
         self.losses.append(float(loss))
         return seconds
 
 
-def compare(programs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds per round of each program; every round runs each once, the order rotating."""
+def compare(
+    programs: dict[str, Callable[[], tuple[float, float]]], rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Wall and CPU seconds of each program in each round; the order rotates."""
     names = list(programs)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for i in range(rounds + 1):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             took = programs[name]()
@@ -259,20 +263,26 @@ def main() -> None:
     args = parser.parse_args()
 
     shape = Shape(vocab=args.vocab)
-    programs = {name: Program(FORMS[name], shape) for name in args.forms}
+    programs = {}
+    for name in args.forms:
+        programs[name] = Program(FORMS[name], shape)
+        print(f"compiled {name}: {programs[name].compile_seconds:.0f} s", file=sys.stderr)
     seconds = compare({name: p.step for name, p in programs.items()}, args.rounds)
 
     base_name = args.forms[0]
-    base = seconds[base_name]
+    base_wall, base_cpu = zip(*seconds[base_name], strict=True)
     rows = []
     for name, took in seconds.items():
+        wall, cpu = zip(*took, strict=True)
+        ratios = [a / b for a, b in zip(wall, base_wall, strict=True)]
         rows.append(
             {
                 "form": name,
-                "min_ratio": min(took) / min(base),
-                "median_ratio": statistics.median(a / b for a, b in zip(took, base, strict=True)),
-                "min_seconds": min(took),
-                "gflops": shape.matmul_flops() / min(took) / 1e9,
+                "min_ratio": min(wall) / min(base_wall),
+                "median_ratio": statistics.median(ratios),
+                "cpu_ratio": min(cpu) / min(base_cpu),
+                "min_seconds": min(wall),
+                "gflops": shape.matmul_flops() / min(wall) / 1e9,
                 "compile_seconds": programs[name].compile_seconds,
                 "last_loss": programs[name].losses[-1],
             }
@@ -285,9 +295,8 @@ def main() -> None:
     )
     for r in rows:
         print(
-            f"{r['form']:<24} {r['min_ratio']:6.2f} {r['median_ratio']:6.2f}"
-            f" {r['min_seconds']:7.3f} {r['gflops']:8.1f} {r['compile_seconds']:9.1f}"
-            f" {r['last_loss']:.4f}"
+            f"{r['form']:<24} {r['min_ratio']:6.2f} {r['median_ratio']:6.2f} {r['cpu_ratio']:6.2f}"
+            f" {r['min_seconds']:7.3f} {r['gflops']:8.1f} {r['last_loss']:.4f}"
         )
 
 

@@ -34,7 +34,7 @@ def grouped_matmul(
         implementation: Forces a kernel by name.
 
     Returns:
-        (M, N); sums are float32 (or wider) inside.
+        (M, N); sums of narrower floats are float32 inside.
 
     Raises:
         OpError: Shapes do not fit, or no acceptable kernel serves the call.
@@ -71,7 +71,7 @@ def grouped_matmul_xla(
     preferred_element_type: str | None = None,
 ) -> jax.Array:
     """Reference of :func:`grouped_matmul`."""
-    out = lax.ragged_dot(
-        rows, weights, group_sizes, preferred_element_type=jnp.promote_types(rows.dtype, "float32")
-    )
+    low = jnp.issubdtype(rows.dtype, jnp.floating) and rows.dtype.itemsize < 4
+    sums = jnp.float32 if low else rows.dtype
+    out = lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=sums)
     return out.astype(preferred_element_type or rows.dtype)

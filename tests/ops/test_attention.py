@@ -95,7 +95,7 @@ def test_blocks_and_chunks_are_exact(mask, small_chunks):
     mask=st.sampled_from(list(MASKS.values())),
     chunked=st.booleans(),
 )
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_any_shape(b, t, k, g, h, v, mask, chunked):
     q, key, value = qkv(b=b, t=t, n=k * g, k=k, h=h, v=v)
     with pytest.MonkeyPatch.context() as patch:
@@ -298,8 +298,8 @@ def test_both_contractions_can_be_replaced():
     assert seen == ["qk", "pv"]
 
 
-def largest_pair(fn, *args, size):
-    """The largest product of two dims of any value in the program, as `size` x `size` buffers show."""
+def long_dims(fn, *args, size):
+    """The most dims of at least ``size`` that one value of the program has."""
     jaxpr = jax.make_jaxpr(fn)(*args)
     found = 0
     for eqn in all_eqns(jaxpr.jaxpr):
@@ -331,14 +331,14 @@ def test_no_square_buffer_exists_for_long_sequences(mask):
         return jnp.sum(ops.attention(q, k, v, mask=mask, q_segment_ids=ids))
 
     step = jax.grad(loss, (0, 1, 2))
-    assert largest_pair(step, q, k, k, ids, size=xla.QUERY_CHUNK + 1) == 1
+    assert long_dims(step, q, k, k, ids, size=xla.QUERY_CHUNK + 1) == 1
     # The check itself sees a square buffer where there is one.
     naive = lambda q, k: jnp.einsum("btnh,bskh->bnts", q, k)  # noqa: E731
-    assert largest_pair(naive, q, k, size=xla.QUERY_CHUNK + 1) == 2
+    assert long_dims(naive, q, k, size=xla.QUERY_CHUNK + 1) == 2
 
 
 def test_compiled_memory_grows_with_the_chunk_and_not_with_the_square():
-    t = 2 * xla.LONG_SEQUENCE
+    t = 4 * xla.LONG_SEQUENCE
     q = jax.ShapeDtypeStruct((1, t, 2, 8), jnp.float32)
     k = jax.ShapeDtypeStruct((1, t, 1, 8), jnp.float32)
     step = jax.jit(jax.grad(lambda q, k, v: jnp.sum(ops.attention(q, k, v)), (0, 1, 2)))

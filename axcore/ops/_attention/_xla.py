@@ -68,6 +68,7 @@ class _Static(NamedTuple):
     sinks_kg: jax.Array | None
     qk_dot: DotGeneralFn
     pv_dot: DotGeneralFn
+    chunked: bool
 
 
 def attention_xla(
@@ -121,6 +122,7 @@ def attention_xla(
         None if sinks is None else sinks.reshape(num_kv, g).astype(jnp.float32),
         qk_dot_general or lax.dot_general,
         pv_dot_general or lax.dot_general,
+        chunked=s >= LONG_SEQUENCE,
     )
     indexed = q_positions is None and kv_positions is None
     outputs: list[jax.Array] = []
@@ -185,7 +187,7 @@ def _range(
     t, s = rows.q_bkgth.shape[3], columns.k_bksh.shape[2]
     if s == 0:
         return jnp.zeros((*rows.q_bkgth.shape[:4], columns.v_bksv.shape[-1]), jnp.float32)
-    if s < LONG_SEQUENCE or t <= QUERY_CHUNK:
+    if not static.chunked or t <= QUERY_CHUNK:
         return _block(static, rows, columns, q_offset, kv_offset)
 
     num_chunks, rest = divmod(t, QUERY_CHUNK)

@@ -64,7 +64,7 @@ def linear_cross_entropy_xla(
     )
     seen = targets >= 0
     if mask is not None:
-        seen = seen & (mask != 0)
+        seen = seen & mask.astype(bool)
     vocab_size = weight.shape[0 if layout == "vd" else 1]
     local_tokens = max(1, targets.size // (over["batch"] * over["seq"]))
     if chunk_tokens is None:

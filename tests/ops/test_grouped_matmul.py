@@ -1,0 +1,59 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+from axcore import ops
+from axcore.errors import OpError
+
+E, K, N, M = 3, 4, 5, 11
+ROWS = jax.random.normal(jax.random.key(0), (M, K))
+WEIGHTS = jax.random.normal(jax.random.key(1), (E, K, N))
+
+
+def oracle(rows, weights, sizes):
+    out, start = np.zeros((M, N)), 0
+    for weight, size in zip(np.asarray(weights, np.float64), sizes, strict=True):
+        stop = start + size
+        out[start:stop] = np.asarray(rows, np.float64)[start:stop] @ weight
+        start = stop
+    return out
+
+
+@given(cuts=st.lists(st.integers(0, M), min_size=E, max_size=E).map(sorted))
+@settings(max_examples=20)
+def test_each_group_has_its_matrix_and_the_rest_is_zero(cuts):
+    sizes = np.diff([0, *cuts]).astype(np.int32)
+    got = jax.jit(ops.grouped_matmul)(ROWS, WEIGHTS, jnp.asarray(sizes))
+    np.testing.assert_allclose(got, oracle(ROWS, WEIGHTS, sizes), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_match_finite_differences():
+    sizes = jnp.array([4, 0, 5])
+    check_grads(
+        jax.jit(lambda r, w: ops.grouped_matmul(r, w, sizes)),
+        (ROWS, WEIGHTS),
+        order=1,
+        modes=["rev"],
+        rtol=1e-2,
+        atol=1e-2,
+    )
+
+
+def test_sums_are_float32_in_bfloat16():
+    k = 512
+    rows = jnp.ones((2, k), jnp.bfloat16)
+    weights = jnp.ones((1, k, 1), jnp.bfloat16)
+    got = ops.grouped_matmul(rows, weights, jnp.array([2]))
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, k)  # bfloat16 sums stop at 256
+    wide = ops.grouped_matmul(rows, weights, jnp.array([2]), preferred_element_type="float32")
+    assert wide.dtype == jnp.float32
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(OpError, match=r"expected \(M, K\), \(E, K, N\), \(E,\)"):
+        ops.grouped_matmul(ROWS, WEIGHTS, jnp.array([1, 2]))

@@ -247,9 +247,7 @@ def expand_path(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield path, ()
 
 
-def apply_state_updates(
-    state: Mapping[str, Any], collection: OutputCollection
-) -> dict[str, Any]:
+def apply_state_updates(state: Mapping[str, Any], collection: OutputCollection) -> dict[str, Any]:
     """Returns ``state`` (nested dicts by child name) with the collection's state updates put in."""
     new = _copy_dicts(state)
     for path, entry in collection.state_updates.items():

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
-from jax.extend.core import get_opaque_trace_state
+from jax.extend import core as jax_core
 
 from axcore.collection import OutputCollection, Reduction, make_entry
 from axcore.errors import ModuleError
@@ -111,12 +111,16 @@ def check_axes(x: jax.Array, axes: tuple[str | None, ...]) -> None:
         )
 
 
+# Parts of JAX's signatures are unknown to type checkers; strict mode would report each use.
+_jax: Any = jax
+_jax_core: Any = jax_core
+
 _CURRENT: contextvars.ContextVar[InvocationContext | None] = contextvars.ContextVar(
     "axcore_context", default=None
 )
 # JAX caches traces by function object. One digest per program makes that cache tell training from
 # evaluation, and one target, kernel or quantization choice from another.
-_PROGRAM = jax.make_user_context(default_value=None)
+_PROGRAM = _jax.make_user_context(default_value=None)
 
 
 def current_context() -> InvocationContext | None:
@@ -142,6 +146,11 @@ def derive_key(root: jax.Array, path: str, indices: tuple[Any, ...], draw: int) 
     return jax.random.fold_in(key, draw)
 
 
+def _trace_state() -> object:
+    """Returns a token that differs inside each JAX transform."""
+    return _jax_core.get_opaque_trace_state()
+
+
 class _Level:
     """One JAX trace."""
 
@@ -149,7 +158,7 @@ class _Level:
 
     def __init__(self, helper: str):
         self.helper = helper
-        self.trace = get_opaque_trace_state()
+        self.trace = _trace_state()
 
 
 class InvocationContext:
@@ -293,6 +302,11 @@ class InvocationContext:
         """Adds a module output, any pytree, for whoever called ``functional``."""
         self._add("outputs", name, make_entry(value, reduction, None))
 
+    @property
+    def collection(self) -> OutputCollection:
+        """What this call and its finished children have collected."""
+        return self._collection
+
     def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         """Constrains ``x`` to the sharding of its logical ``axes``; see :class:`Target`."""
         return self.target.constrain(x, axes)
@@ -304,7 +318,7 @@ class InvocationContext:
         self._collection.add(kind, _join(self.path, name), entry)
 
     def _check_level(self, did: str) -> None:
-        if get_opaque_trace_state() != self._level.trace:
+        if _trace_state() != self._level.trace:
             raise ModuleError(
                 f"{self.module.path} {did} inside a JAX transform that axcore does not know of",
                 code="AX323",
@@ -339,7 +353,7 @@ class InvocationContext:
                 ctx.state, index = self._layer_slices[name]
             else:
                 raise ModuleError(
-                    f"{module.path} stands for layers {name} of a scan and was called outside of it",
+                    f"{module.path} stands for layers {name} of a scan, called outside of it",
                     code="AX324",
                     hint="call it inside axcore.transforms.scan_layers",
                 )
@@ -347,7 +361,7 @@ class InvocationContext:
         ctx._key_path = _join(self._key_path, key_name)
         return ctx
 
-    def _enter(self, module: Module) -> tuple[InvocationContext, InvocationContext]:
+    def enter(self, module: Module) -> tuple[InvocationContext, InvocationContext]:
         """Returns the context of a call of any module and the context it was found under."""
         ancestor: InvocationContext | None = self
         while ancestor is not None:
@@ -361,10 +375,10 @@ class InvocationContext:
         raise ModuleError(
             f"{module.path} was called from {self.module.path}, but belongs to another module tree",
             code="AX325",
-            hint="create it with self._add_child in the module that uses it, or in one of its parents",
+            hint="create it with self._add_child in the module that uses it or in a parent of it",
         )
 
-    def _leave(self, ancestor: InvocationContext) -> None:
+    def leave(self, ancestor: InvocationContext) -> None:
         """Hands what was collected to the callers, up to the context that the call came from."""
         ctx = self
         while ctx is not ancestor and ctx.parent is not None:
@@ -436,9 +450,10 @@ def functional(
         >>> outputs, collection = functional(
         ...     layer, state=params, inputs=(x,), is_training=False)  # doctest: +SKIP
     """
-    if not isinstance(inputs, (tuple, Mapping)):
+    given: Any = inputs
+    if not isinstance(given, (tuple, Mapping)):
         raise ModuleError(
-            f"inputs must be a tuple or a mapping, got {type(inputs).__name__}",
+            f"inputs must be a tuple or a mapping, got {type(given).__name__}",
             code="AX326",
             hint="write inputs=(x,) for one positional argument",
         )
@@ -446,7 +461,8 @@ def functional(
     if not callable(fn) or method.startswith("_"):
         raise ModuleError(f"{module.path} has no public method {method!r}", code="AX327")
     target = target or LocalTarget()
-    args, kwargs = (inputs, {}) if isinstance(inputs, tuple) else ((), inputs)
+    args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else ()
+    kwargs: Mapping[str, Any] = {} if isinstance(inputs, tuple) else inputs
     with _PROGRAM(f"{bool(is_training)}|{target.digest()}"):
         ctx = InvocationContext(
             module,
@@ -462,7 +478,7 @@ def functional(
             except Exception as error:
                 annotate(error, ctx, method, args, kwargs)
                 raise
-    return outputs, ctx._collection
+    return outputs, ctx.collection
 
 
 def annotate(

@@ -116,7 +116,7 @@ def _checked(cfg: Any, name: str) -> Trainer.Config:
 
 
 def tiny_lm() -> Trainer.Config:
-    """A byte-level GPT-2-style language model of 0.12M parameters; trains in a minute on a laptop."""
+    """A byte-level GPT-2-style language model of 0.12M parameters: a minute on a laptop."""
     from axcore.config import config_for, scaled
     from axcore.layers import Attention, CausalLM, Decoder, TransformerLayer
     from axcore.train import Learner, Trainer, optimizers, schedules

@@ -30,6 +30,8 @@ __all__ = ["Initializer", "Module", "ParameterSpec", "flatten_specs", "no_contex
 
 M = TypeVar("M", bound="Module")
 F = TypeVar("F", bound=Callable[..., Any])
+# Parts of JAX's signatures are unknown to type checkers; strict mode would report each use.
+_jax: Any = jax
 _LAYER_NAME = re.compile(r"^\d+$|^(\d+):(\d+):(\d+)$")
 
 
@@ -115,14 +117,14 @@ def _with_context(fn: Callable[..., Any]) -> Callable[..., Any]:
             )
         if ctx.module is self:
             return fn(self, *args, **kwargs)
-        inner, ancestor = ctx._enter(self)
+        inner, ancestor = ctx.enter(self)
         with activated(inner), jax.named_scope(self.name):
             try:
                 outputs = fn(self, *args, **kwargs)
             except Exception as error:
                 annotate(error, inner, fn.__name__, args, kwargs)
                 raise
-        inner._leave(ancestor)
+        inner.leave(ancestor)
         return outputs
 
     return method
@@ -162,14 +164,14 @@ class Module(Configurable):
                 setattr(cls, name, _with_context(value))
 
     @classmethod
-    def from_config(
+    def from_config(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,
         cfg: Any,
         *,
         name: str | None = None,
         parent: Module | None = None,
         config_path: str | None = None,
-    ):
+    ) -> Any:
         """Builds the module tree of a frozen config: no device, array, file or thread.
 
         Args:
@@ -184,7 +186,9 @@ class Module(Configurable):
         if parent is None:
             path, config_path = name, config_path or ""
         else:
-            path = f"{parent.path}.{name}" if not _LAYER_NAME.match(name) else f"{parent.path}/{name}"
+            path = (
+                f"{parent.path}.{name}" if not _LAYER_NAME.match(name) else f"{parent.path}/{name}"
+            )
             if config_path is None:
                 config_path = f"{parent.config_path}.{name}" if parent.config_path else name
         object.__setattr__(module, "path", path)
@@ -249,7 +253,8 @@ class Module(Configurable):
         is_layer = bool(_LAYER_NAME.match(name))
         if not (name.isidentifier() or is_layer) or name.startswith("_"):
             raise ModuleError(
-                f"child name {name!r} is not an identifier or layer number", code="AX305",
+                f"child name {name!r} is not an identifier or layer number",
+                code="AX305",
                 where=self.path,
             )
         if name in self.children or name in self._specs or hasattr(type(self), name):
@@ -265,7 +270,8 @@ class Module(Configurable):
         child = prepared.instantiate(name=name, parent=self, config_path=config_path)
         if not isinstance(child, role or Module):
             raise ModuleError(
-                f"{config_path} makes a {type(child).__name__}, expected a {(role or Module).__name__}",
+                f"{config_path} makes a {type(child).__name__}, "
+                f"expected a {(role or Module).__name__}",
                 code="AX307",
                 where=self.path,
             )
@@ -334,10 +340,16 @@ class Module(Configurable):
         Args:
             key: Typed key or ``PRNGKey``, threefry or rbg.
         """
-        # Compiled as a whole: run op by op, the same formula rounds differently.
-        return jax.jit(lambda key: self._initialize(key, "", ()))(key)
 
-    def _initialize(self, key: jax.Array, key_path: str, indices: tuple[Any, ...]) -> dict[str, Any]:
+        # Compiled as a whole: run op by op, the same formula rounds differently.
+        def run(key: jax.Array) -> dict[str, Any]:
+            return self._initialize(key, "", ())
+
+        return _jax.jit(run)(key)
+
+    def _initialize(
+        self, key: jax.Array, key_path: str, indices: tuple[Any, ...]
+    ) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for name, spec in self._specs.items():
             draw_key = derive_key(key, f"init:{key_path}/{name}", indices, 0)
@@ -356,24 +368,33 @@ class Module(Configurable):
             elif isinstance(child.layers, int):
                 child_state = child._initialize(key, f"{key_path}/*", (*indices, child.layers))
             else:
-                # lax.map and not vmap: a vmap over rbg keys draws other bits than a loop.
-                child_state = jax.lax.map(
-                    lambda i, c=child: c._initialize(key, f"{key_path}/*", (*indices, i)),
-                    jnp.arange(child.layers.start, child.layers.stop, child.layers.step),
-                )
+                numbers: Any = _jax.numpy.asarray(child.layers)
+                child_state = _map_layers(child, key, f"{key_path}/*", indices, numbers)
             if child_state:
                 state[name] = child_state
         return state
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls ``self.forward``."""
-        return self.forward(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        forward: Callable[..., Any] = getattr(self, "forward")  # noqa: B009 - subclasses define it
+        return forward(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.path}>"
 
 
 _FRAMEWORK_NAMES = frozenset(vars(Module))
+
+
+def _map_layers(
+    child: Module, key: jax.Array, key_path: str, indices: tuple[Any, ...], numbers: Any
+) -> dict[str, Any]:
+    """Initializes stacked layers; lax.map and not vmap, which over rbg keys draws other bits."""
+
+    def one(number: Any) -> dict[str, Any]:
+        return child._initialize(key, key_path, (*indices, number))  # pyright: ignore[reportPrivateUsage]
+
+    return _jax.lax.map(one, numbers)
 
 
 def _map_specs(

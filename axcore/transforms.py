@@ -113,7 +113,7 @@ def scan_layers(
     unroll: int = 1,
     wrap: Callable[[Fn], Fn] | None = None,
 ) -> tuple[Any, Any]:
-    """Scans over layers whose state is stacked; ``fn`` calls ``children`` as if they were one layer.
+    """Scans over layers whose state is stacked; ``fn`` calls ``children`` as if one layer.
 
     Args:
         children: One module per position of the period, each named ``a:b:c`` for the layers
@@ -155,7 +155,11 @@ def scan_layers(
         return carry, (y, collection)
 
     carry, (ys, stacked) = jax.lax.scan(
-        step, init, (xs, layer_numbers, states), num, unroll=unroll  # type: ignore[arg-type]
+        step,
+        init,
+        (xs, layer_numbers, states),
+        num,
+        unroll=unroll,  # type: ignore[arg-type]
     )
     prefixes = tuple(f"{ctx.path}/{c.name}/" if ctx.path else f"{c.name}/" for c in children)
     body.finish(reduce_leading(stacked, keep=lambda path: path.startswith(prefixes)))
@@ -167,9 +171,7 @@ def remat(fn: Fn, *, policy: Callable[..., bool] | None = None, prevent_cse: boo
 
     def run(*args: Any) -> Any:
         body = _Body("remat", fn)
-        checkpointed = jax.checkpoint(
-            lambda *a: body(*a), policy=policy, prevent_cse=prevent_cse
-        )
+        checkpointed = jax.checkpoint(lambda *a: body(*a), policy=policy, prevent_cse=prevent_cse)
         outputs, collection = checkpointed(*args)
         body.finish(collection)
         return outputs

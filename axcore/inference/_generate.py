@@ -147,7 +147,10 @@ class Generator:
             window = text[-min(len(text), limit // 2) :] if len(text) >= limit else text
             room = min(limit - len(window), max_tokens - len(out))
             part = self._generate(
-                [window], room, dataclasses.replace(sampling, seed=sampling.seed + len(out)), on_tokens
+                [window],
+                room,
+                dataclasses.replace(sampling, seed=sampling.seed + len(out)),
+                on_tokens,
             )
             new = part.tokens[0]
             out += new
@@ -176,8 +179,8 @@ class Generator:
                 f"a prompt of {longest} tokens and {max_tokens} to generate exceed the model's "
                 f"{limit} positions",
                 code="AX822",
-                hint=f"ask for at most {max(limit - longest, 0)} tokens, shorten the prompt, or pass "
-                "--slide to go on from the last half of the text",
+                hint=f"ask for at most {max(limit - longest, 0)} tokens, shorten the prompt, or "
+                "pass --slide to go on from the last half of the text",
             )
         return longest
 
@@ -221,7 +224,9 @@ class Generator:
 
         return decode
 
-    def _compile(self, name: tuple[Any, ...], fn: Callable[..., Any], *args: Any, **jit: Any) -> Any:
+    def _compile(
+        self, name: tuple[Any, ...], fn: Callable[..., Any], *args: Any, **jit: Any
+    ) -> Any:
         if name not in self._compiled:
             start = time.perf_counter()
             self._compiled[name] = jax.jit(fn, **jit).lower(*args).compile()

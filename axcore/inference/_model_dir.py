@@ -43,6 +43,7 @@ def load_model(
     directory: str | Path,
     *,
     step: int | None = None,
+    use_ema: bool = False,
     trusted: Iterable[str] = (),
 ) -> LoadedModel:
     """Reads the newest good checkpoint of a model directory onto the first device.
@@ -50,10 +51,11 @@ def load_model(
     Args:
         directory: The ``--out`` directory of ``axcore train``.
         step: Another checkpoint than the newest.
+        use_ema: Whether to take the learner's moving average of the parameters.
         trusted: Further packages that ``config.txt`` may name.
 
     Raises:
-        TrainError: It is no model directory.
+        TrainError: It is no model directory, or keeps no moving average.
         CheckpointError: It has no good checkpoint, or not this one.
     """
     from axcore.train import RunDir
@@ -70,12 +72,18 @@ def load_model(
         found = checkpointer.latest_good() if step is None else step
         if found is None:
             raise CheckpointError(
-                "there is no good checkpoint", code="AX605", where=str(run.checkpoints),
+                "there is no good checkpoint",
+                code="AX605",
+                where=str(run.checkpoints),
                 hint="train a few steps first",
             )
         wanted = {"model": jax.eval_shape(trainer.model.initialize, jax.random.key(0))}
         arrays, _ = checkpointer.restore(found, wanted, allow_unexpected=True)
     finally:
         checkpointer.close()
+    state = arrays["model"]
+    if use_ema:
+        specs = trainer.model.parameter_specs()
+        state = trainer.learner.ema_params(arrays["learner"], state, specs)
     tokenizer = load_tokenizer(run.tokenizer, trusted=tuple(packages))
-    return LoadedModel(cfg, trainer, trainer.model, arrays["model"], tokenizer, found)
+    return LoadedModel(cfg, trainer, trainer.model, state, tokenizer, found)

@@ -150,9 +150,7 @@ class Attention(BaseAttention):
         out = self._constrain(site(out, "attn_context"), "batch", "seq", "heads", "head_dim")
         return self._constrain(site(self.output(out), "attn_out"), "batch", "seq", "embed")
 
-    def _attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, info: SequenceInfo
-    ) -> jax.Array:
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, info: SequenceInfo) -> jax.Array:
         cfg = self.cfg
         purpose: Literal["train", "prefill", "decode"] = info.purpose
         shared = dict(

@@ -18,8 +18,8 @@ class Layer(Module):
     """Base of all layers.
 
     Precision: parameters are stored in ``param_dtype``, products run in ``compute_dtype``, norms,
-    softmax, routers and losses reduce in ``reduce_dtype``. Each is taken from the parent unless set;
-    at the root the default is float32.
+    softmax, routers and losses reduce in ``reduce_dtype``. Each is taken from the parent unless
+    set; at the root the default is float32.
     """
 
     class Config(Module.Config):
@@ -73,7 +73,7 @@ class Layer(Module):
         return ctx
 
     def _param(self, name: str, dtype: str | None = None) -> jax.Array:
-        """Returns parameter ``name`` of the running call, cast to ``dtype`` or ``compute_dtype``."""
+        """Returns a parameter of the running call, cast to ``dtype`` or ``compute_dtype``."""
         state = self._context.state
         if name not in state:
             raise ModuleError(
@@ -86,5 +86,3 @@ class Layer(Module):
 
     def _constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
         return self._context.constrain(x, axes)
-
-

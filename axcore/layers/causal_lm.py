@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -46,7 +48,7 @@ class CausalLM(Layer):
         )
         self.position: BasePosition | None = None
         if cfg.position is not None:
-            limit = {}
+            limit: dict[str, Any] = {}
             if "max_seq_len" in cfg.position.fields():
                 limit = {"max_seq_len": cfg.max_seq_len}
             self.position = self._add_child(
@@ -128,7 +130,7 @@ class CausalLM(Layer):
         return self._through_cache(input_ids, positions, "prefill")
 
     def decode(self, input_ids: jax.Array, positions: jax.Array) -> jax.Array:
-        """Like ``prefill`` for the next few tokens of each row, int32 (batch, seq), usually seq 1."""
+        """Like ``prefill`` for the next tokens of each row, int32 (batch, seq), usually seq 1."""
         return self._through_cache(input_ids, positions, "decode")
 
     def _through_cache(self, input_ids: jax.Array, positions: jax.Array, purpose) -> jax.Array:

@@ -35,8 +35,8 @@ class Decoder(Layer):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        # The stack is named for what it holds, so that layer i is `layer/i` in state, and its config
-        # path is that of the layers.
+        # The stack is named for what it holds, so that layer i is `layer/i` in state and the
+        # config path of the layers is that of `layer`.
         self.layer = self._add_child(
             "layer",
             cfg.stack,

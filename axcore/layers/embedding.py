@@ -46,7 +46,7 @@ class Embedding(BaseHead):
         self.dot = self._add_child("dot", cfg.dot, DotGeneral)
 
     def forward(self, ids: jax.Array) -> jax.Array:
-        """int32 (batch, seq) -> (batch, seq, input_dim); ids outside the vocabulary give NaN rows."""
+        """int32 (batch, seq) -> (batch, seq, input_dim); unknown ids give NaN rows."""
         x = jnp.take(self._param("weight"), ids, axis=0, mode="fill")
         if self.cfg.embedding_scale != 1.0:
             x = x * jnp.asarray(self.cfg.embedding_scale, x.dtype)
@@ -138,6 +138,6 @@ class LearnedPositions(BasePosition):
         self._add_weight("weight", shape, (None, "embed"), cfg.weight_init, weight_decay=False)
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
-        """(batch, seq, input_dim) plus the vectors of ``info.positions``; padding (-1) adds row 0."""
+        """(batch, seq, input_dim) plus vectors of ``info.positions``; padding (-1) adds row 0."""
         positions = jnp.maximum(info.positions, 0)
         return x + jnp.take(self._param("weight"), positions, axis=0, mode="fill")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from axcore import ops
@@ -31,7 +33,7 @@ class FeedForward(BaseFeedForward):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        into = dict(
+        into: dict[str, Any] = dict(
             input_dim=cfg.input_dim, output_dim=cfg.hidden_dim, axes=("embed", "mlp")
         )
         self.up = self._add_child("up", cfg.up, Linear, **into)

@@ -61,13 +61,13 @@ class Normal:
 class VarianceScaling:
     """Variance ``scale / n`` with n the fan-in, fan-out or their mean.
 
-    ``scale=1, mode="fan_in"`` is LeCun's initialization (Efficient BackProp, 1998), ``scale=2`` He's
-    (arXiv:1502.01852), ``scale=1, mode="fan_avg"`` Glorot's (AISTATS 2010).
+    ``scale=1, mode="fan_in"`` is LeCun's initialization (Efficient BackProp, 1998), ``scale=2``
+    He's (arXiv:1502.01852), ``scale=1, mode="fan_avg"`` Glorot's (AISTATS 2010).
 
     Attributes:
         scale: Numerator of the variance.
         mode: What n is; fans are the products of the spec's ``fan_in_dims`` and ``fan_out_dims``.
-        distribution: ``truncated_normal`` cuts at two standard deviations and restores the variance.
+        distribution: ``truncated_normal`` cuts at two standard deviations, variance restored.
     """
 
     scale: float = 1.0

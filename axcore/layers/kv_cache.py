@@ -35,7 +35,7 @@ class ContiguousView:
         return "contiguous"
 
     def dense(self) -> DenseKV:
-        """Returns keys (batch, max_len, kv_heads, head_dim) and values, with filled slots marked."""
+        """Returns keys and values (batch, max_len, kv_heads, head_dim), filled slots marked."""
         max_len = self.tensors["key"].shape[1]
         slots = jnp.arange(max_len, dtype=jnp.int32)
         valid = slots[None, :] < self.lengths[:, None]
@@ -112,7 +112,7 @@ def merge_state(state: Mapping[str, Any], caches: Mapping[str, Any]) -> dict[str
     """Returns ``state`` with the nested ``caches`` put beside the parameters."""
     merged = dict(state)
     for name, value in caches.items():
-        old = merged.get(name)
+        old: Any = merged.get(name)
         both = isinstance(value, Mapping) and isinstance(old, Mapping)
         merged[name] = merge_state(old, value) if both else value
     return merged

@@ -46,7 +46,7 @@ class SequenceInfo:
             document a row.
         layer_values: Scalars of the running layer by name (window, rotary base, ...); see
             ``BaseStack.Config.layer_values``.
-        purpose: ``train`` computes whole sequences; ``prefill`` and ``decode`` go through the cache.
+        purpose: ``train`` computes whole sequences, ``prefill`` and ``decode`` use the cache.
     """
 
     positions: jax.Array

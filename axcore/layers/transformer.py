@@ -23,8 +23,8 @@ __all__ = ["TransformerLayer"]
 class TransformerLayer(BaseTransformerLayer):
     """``h = x + attention(norm(x)); y = h + feed_forward(norm(h))``.
 
-    The pre-norm form of GPT-2 and of Xiong et al., arXiv:2002.04745. Dropout applies to the output of
-    each branch.
+    The pre-norm form of GPT-2 and of Xiong et al., arXiv:2002.04745. Dropout applies to the output
+    of each branch.
     """
 
     class Config(BaseTransformerLayer.Config):

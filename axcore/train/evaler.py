@@ -77,8 +77,8 @@ class Evaler(BaseEvaler):
     def evaluate(self, program: EvalProgram, data: BaseInput) -> dict[str, float]:
         """Returns ``loss`` (nats per token), ``perplexity``, ``bits_per_byte``, ``accuracy``.
 
-        ``bits_per_byte`` is the summed loss of all targets in bits over the UTF-8 bytes of the text,
-        so it compares across tokenizers; xz's figure for the same text stands beside it in reports.
+        ``bits_per_byte`` is the summed loss of all targets in bits over the UTF-8 bytes of the
+        text, so it compares across tokenizers and with xz's figure in reports.
         """
         if self._batches is None:
             self._batches = data.heldout(program.rows, max_documents=self.cfg.max_documents)

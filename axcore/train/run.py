@@ -112,8 +112,8 @@ def _check_vocabulary(trainer: Trainer, data: BaseInput) -> None:
     size = getattr(trainer.cfg.model, "vocab_size", None)
     if isinstance(size, int) and size < data.tokenizer.vocab_size:
         raise TrainError(
-            f"the tokenizer makes ids up to {data.tokenizer.vocab_size - 1}, the model's vocab_size "
-            f"is {size}",
+            f"the tokenizer makes ids up to {data.tokenizer.vocab_size - 1}, the model's "
+            f"vocab_size is {size}",
             code="AX702",
             where="model.vocab_size",
             hint=f"set model.vocab_size={data.tokenizer.vocab_size}, or another input.tokenizer",

@@ -114,9 +114,11 @@ class Trainer(Module):
 
         if TYPE_CHECKING:
 
-            def instantiate(self, **kwargs: Any) -> Trainer: ...
+            def instantiate(self, **kwargs: Any) -> Trainer:
+                """Returns the trainer."""
+                ...
 
-    def __init__(self, cfg: Config, *, parent: Module | None = None):
+    def __init__(self, cfg: Trainer.Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
         for name in (
             "max_step",
@@ -216,11 +218,12 @@ class Trainer(Module):
         return jax.eval_shape(self.init_state)
 
     @no_context
-    def state_shardings(self, mesh: jax.sharding.Mesh, rules: ShardingRules) -> TrainState:
-        """Returns the sharding of every array of the state."""
+    def state_shardings(self, mesh: jax.sharding.Mesh, rules: ShardingRules) -> Any:
+        """Returns the sharding of every array, in the structure of :class:`TrainState`."""
         specs = self.model.parameter_specs()
         whole = replicated(mesh)
         learner = named_shardings(
             self.learner.state_axes(specs).specs, mesh, rules, table="optimizer"
         )
-        return TrainState(whole, named_shardings(specs, mesh, rules), learner, whole)
+        shardings: Any = (whole, named_shardings(specs, mesh, rules), learner, whole)
+        return TrainState(*shardings)

@@ -21,7 +21,7 @@ from axcore.layers import (
 KEY = jax.random.key(0)
 
 
-def make(stack=RepeatedTransformer.Config(), **attention):
+def make(stack=None, **attention):
     layer = TransformerLayer.Config(
         attention=Attention.Config(num_heads=4, num_kv_heads=2, **attention)
     )
@@ -29,7 +29,9 @@ def make(stack=RepeatedTransformer.Config(), **attention):
         vocab_size=40,
         model_dim=16,
         max_seq_len=16,
-        decoder=Decoder.Config(num_layers=2, layer=layer, stack=stack),
+        decoder=Decoder.Config(
+            num_layers=2, layer=layer, stack=stack or RepeatedTransformer.Config()
+        ),
     ).instantiate(name="m")
 
 
@@ -45,9 +47,7 @@ def test_cached_decode_equals_the_full_forward(stack):
     module = make(stack)
     params = module.initialize(KEY)
     ids = jax.random.randint(jax.random.key(1), (3, 10), 0, 40)
-    full, _ = functional(
-        module, state=params, inputs=(ids,), is_training=False, method="logits"
-    )
+    full, _ = functional(module, state=params, inputs=(ids,), is_training=False, method="logits")
     lengths = np.array([4, 2, 5])  # prompts of different lengths, padded on the right
     positions = np.where(np.arange(6)[None] < lengths[:, None], np.arange(6)[None], -1)
     state = merge_state(params, init_cache(module, 3, 16))

@@ -50,9 +50,7 @@ def test_linear_contracts_several_trailing_dims():
 def test_norms_match_their_formulas():
     x = np.asarray(jax.random.normal(KEY, (4, 16)) * 3 + 1, np.float64)
     rms = call(RMSNorm.Config(input_dim=16).instantiate(name="m"), jnp.asarray(x, jnp.float32))
-    np.testing.assert_allclose(
-        rms, x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6), rtol=1e-5
-    )
+    np.testing.assert_allclose(rms, x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6), rtol=1e-5)
     ln = call(LayerNorm.Config(input_dim=16).instantiate(name="m"), jnp.asarray(x, jnp.float32))
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(ln, expected, rtol=1e-4, atol=1e-5)
@@ -73,9 +71,9 @@ def test_dropout_keeps_the_mean_and_acts_in_training_only():
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
 def test_attention_matches_a_plain_formula(num_kv_heads):
     dim, heads, head_dim, batch, seq = 16, 4, 4, 2, 6
-    layer = Attention.Config(
-        input_dim=dim, num_heads=heads, num_kv_heads=num_kv_heads
-    ).instantiate(name="m")
+    layer = Attention.Config(input_dim=dim, num_heads=heads, num_kv_heads=num_kv_heads).instantiate(
+        name="m"
+    )
     state = layer.initialize(KEY)
     x = jax.random.normal(jax.random.key(1), (batch, seq, dim))
     got = call(layer, x, info(batch, seq), state=state)

@@ -22,9 +22,7 @@ def module_of(fn, **methods):
 
 def run(fn, *args, state=None, key=None, is_training=True):
     module = module_of(fn)
-    return functional(
-        module, state=state or {}, inputs=args, is_training=is_training, key=key
-    )
+    return functional(module, state=state or {}, inputs=args, is_training=is_training, key=key)
 
 
 def test_a_duplicate_name_raises_instead_of_overwriting():
@@ -117,7 +115,7 @@ def test_a_raw_jax_transform_raises_and_names_the_helper(transform, what):
             ctx.add_output("s", x)
         return x
 
-    with pytest.raises(ModuleError, match="axcore.transforms"):
+    with pytest.raises(ModuleError, match=r"axcore\.transforms"):
         run(lambda ctx: transform(body), key=jax.random.key(0))
 
 

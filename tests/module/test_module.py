@@ -178,8 +178,10 @@ def test_a_scaled_dim_follows_the_input_dim():
 
 def test_initializers_make_what_they_say():
     spec_of = Linear.Config(input_dim=400, output_dim=300).instantiate(name="m").parameter_specs()
-    state = Linear.Config(input_dim=400, output_dim=300).instantiate(name="m").initialize(
-        jax.random.key(0)
+    state = (
+        Linear.Config(input_dim=400, output_dim=300)
+        .instantiate(name="m")
+        .initialize(jax.random.key(0))
     )
     # Fan-in scaling: variance 1/400; 120,000 draws put the estimate within 1 %.
     np.testing.assert_allclose(np.std(state["weight"]), 1 / 20, rtol=0.01)
@@ -252,9 +254,7 @@ def test_repeated_module_calls_give_distinct_names_and_keys():
             return self.d(), self.d()
 
     module = Twice.Config().instantiate(name="m")
-    (a, b), col = functional(
-        module, state={}, inputs=(), is_training=True, key=jax.random.key(0)
-    )
+    (a, b), col = functional(module, state={}, inputs=(), is_training=True, key=jax.random.key(0))
     assert a != b
     assert set(col.summaries) == {"d/value", "d#1/value"}
 

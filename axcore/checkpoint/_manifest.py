@@ -1,15 +1,21 @@
 """The manifest of a checkpoint: what makes damage visible, and what marks a save as finished.
 
 A step directory is complete once it holds ``manifest.json``, which is written last, atomically. It
-names every file with its size and CRC-32, every array with its shape and dtype, and carries a
-checksum of its own. CRC-32 (zlib) runs at about 3.5 GB/s per core, five times BLAKE2b, and releases
-the interpreter lock; it is meant for accidents (kills, full disks, flipped bits), not for forgers.
+names every file with its size and checksum, every array with its shape and dtype, and carries a
+checksum of its own.
+
+The checksum of a file is the CRC-32 over the 64-bit sums of its 4 KiB blocks. It is meant for
+accidents (kills, full disks, flipped bits), not for forgers: any damage within one 64-bit word is
+found, other damage to a block is missed once in 2**64. On one core it reads and sums 5-7 GB/s where
+reading with plain CRC-32 runs at 1.7-2.7 and BLAKE2b at 0.7 (measured together); a checkpoint is
+written at 1-2 GB/s.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import io
 import json
 import os
 import zlib
@@ -17,22 +23,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from axcore._files import atomic_write
 
 __all__ = ["MANIFEST", "ArrayRecord", "FileRecord", "Manifest", "read", "verify", "write"]
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_BLOCK_BYTES = 1 << 20  # stays in the L2 cache between the read and the checksum
+_BLOCK_WORDS = 512
+_BUFFER_BYTES = 1 << 18  # stays in the L2 cache between the read and the sum
+_SEGMENT_BYTES = 1 << 26  # what one thread takes at a time
 _THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-    """Size in bytes and CRC-32 (None when checksums are switched off) of one file."""
+    """Size in bytes and checksum (None when checksums are switched off) of one file."""
 
     size_bytes: int
-    crc32: int | None
+    checksum: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +97,8 @@ def write(
     )
     sums = _checksums(directory, names) if checksums else [None] * len(names)
     files = {
-        name: FileRecord((directory / name).stat().st_size, crc)
-        for name, crc in zip(names, sums, strict=True)
+        name: FileRecord((directory / name).stat().st_size, checksum)
+        for name, checksum in zip(names, sums, strict=True)
     }
     manifest = Manifest(step=step, arrays=dict(arrays), files=files)
     atomic_write(directory / MANIFEST, _dumps(manifest))
@@ -130,7 +140,7 @@ def verify(directory: Path, manifest: Manifest, *, contents: bool = True) -> str
             return f"{name} cannot be read: {error.strerror}"
         if size != record.size_bytes:
             return f"{name} has {size} bytes, {record.size_bytes} were written"
-        if record.crc32 is not None:
+        if record.checksum is not None:
             hashed.append(name)
     if not contents:
         return None
@@ -138,36 +148,58 @@ def verify(directory: Path, manifest: Manifest, *, contents: bool = True) -> str
         sums = _checksums(directory, hashed)
     except OSError as error:
         return f"{error.filename or directory} cannot be read: {error.strerror}"
-    for name, crc in zip(hashed, sums, strict=True):
-        if crc != manifest.files[name].crc32:
+    for name, checksum in zip(hashed, sums, strict=True):
+        if checksum != manifest.files[name].checksum:
             return f"{name} differs from its checksum"
     return None
 
 
 def _checksums(directory: Path, names: list[str]) -> list[int]:
-    """CRC-32 of each file, several files at a time."""
-    if len(names) < 2:
-        return [_checksum(directory / name) for name in names]
-    # Largest first: the last worker should not be left with the largest file.
-    order = sorted(range(len(names)), key=lambda i: -(directory / names[i]).stat().st_size)
-    with concurrent.futures.ThreadPoolExecutor(_THREADS, "axcore-checksum") as pool:
-        values = pool.map(lambda i: _checksum(directory / names[i]), order)
-        sums = dict(zip(order, values, strict=True))
-    return [sums[i] for i in range(len(names))]
+    """Checksum of each file; files, and segments of large ones, several at a time."""
+    segments = [
+        (directory / name, offset)
+        for name in names
+        for offset in range(0, max(1, (directory / name).stat().st_size), _SEGMENT_BYTES)
+    ]
+    if len(segments) < 2:
+        parts = [_block_sums(*segment) for segment in segments]
+    else:
+        with concurrent.futures.ThreadPoolExecutor(_THREADS, "axcore-checksum") as pool:
+            parts = list(pool.map(lambda segment: _block_sums(*segment), segments))
+    found: dict[Path, int] = {}
+    for (path, _), sums in zip(segments, parts, strict=True):
+        found[path] = zlib.crc32(sums, found.get(path, 0))
+    return [found[directory / name] for name in names]
 
 
-def _checksum(path: Path) -> int:
-    value = 0
-    buffer = memoryview(bytearray(_BLOCK_BYTES))
+def _block_sums(path: Path, offset: int) -> bytes:
+    """Sums (uint64, modulo 2**64) of the blocks of one segment of a file, little-endian."""
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    words = np.frombuffer(buffer, "<u8")
+    sums: list[bytes] = []
+    left = _SEGMENT_BYTES
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            value = zlib.crc32(buffer[:count], value)
-    return value
+        file.seek(offset)
+        while left and (count := _fill(file, buffer)):
+            buffer[count:] = bytes(len(buffer) - count)
+            blocks = words[: -(-count // (8 * _BLOCK_WORDS)) * _BLOCK_WORDS]
+            total = np.add.reduce(blocks.reshape(-1, _BLOCK_WORDS), axis=1)
+            sums.append(total.astype("<u8", copy=False).tobytes())
+            left -= count
+    return b"".join(sums)
+
+
+def _fill(file: io.FileIO, buffer: memoryview) -> int:
+    """Reads until the buffer is full or the file ends; the operating system may give less."""
+    count = 0
+    while count < len(buffer) and (more := file.readinto(buffer[count:])):
+        count += more
+    return count
 
 
 def _dumps(manifest: Manifest) -> str:
     arrays = {p: [r.name, list(r.shape), r.dtype, r.key_impl] for p, r in manifest.arrays.items()}
-    files = {n: [r.size_bytes, r.crc32] for n, r in manifest.files.items()}
+    files = {n: [r.size_bytes, r.checksum] for n, r in manifest.files.items()}
     data = {"format": _FORMAT, "step": manifest.step, "arrays": arrays, "files": files}
     return json.dumps({**data, "crc32": _checksum_of(data)}, indent=1) + "\n"
 
@@ -184,7 +216,9 @@ def _loads(text: str) -> Manifest | str:
             path: ArrayRecord(name, tuple(shape), dtype, key_impl)
             for path, (name, shape, dtype, key_impl) in data["arrays"].items()
         },
-        files={name: FileRecord(size, crc) for name, (size, crc) in data["files"].items()},
+        files={
+            name: FileRecord(size, checksum) for name, (size, checksum) in data["files"].items()
+        },
     )
 
 

@@ -51,7 +51,7 @@ class BaseWriter(Configurable):
         """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of a step; when a step comes again, the last call counts.
+        """Records metrics of a step. Calls for one step add up: training first, then evaluations.
 
         Args:
             step: Number of finished steps.
@@ -68,11 +68,13 @@ class JsonlWriter(BaseWriter):
 
     Numbers that JSON lacks (NaN, infinities) are written as null. Each line reaches the operating
     system at once, so a kill costs at most the line being written; ``open`` repairs a torn one.
+    The last line of a step counts, so a second call for a step (its evaluation) repeats the first.
     """
 
     def __init__(self, cfg: BaseWriter.Config):
         super().__init__(cfg)
         self._file: IO[str] | None = None
+        self._row: dict[str, Any] = {}
 
     def open(self, out: Path, *, step: int, max_step: int) -> None:
         """See :meth:`BaseWriter.open`."""
@@ -85,6 +87,9 @@ class JsonlWriter(BaseWriter):
         if self._file is None:
             raise ValueError("the writer is not open")
         row = {"step": int(step), **{name: _json_number(v) for name, v in metrics.items()}}
+        if self._row.get("step") == row["step"]:
+            row = {**self._row, **row}
+        self._row = row
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def close(self) -> None:
@@ -145,6 +150,7 @@ class ConsoleWriter(BaseWriter):
         self.cfg = cfg
         self._max_step = 0
         self._printed_at: float | None = None
+        self._text = ""
         self._bar: Any = None
         self._task: Any = None
 
@@ -172,7 +178,8 @@ class ConsoleWriter(BaseWriter):
         evaluated = {k: v for k, v in metrics.items() if "/" in k and k.endswith(_EVALUATED)}
         text = _summary(metrics)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, text=text)
+            self._text = text or self._text  # an evaluation does not blank the loss
+            self._bar.update(self._task, completed=step, text=self._text)
             if evaluated:
                 self._bar.console.print(f"step {step}  {_pairs(evaluated)}", highlight=False)
             return
@@ -287,7 +294,7 @@ def _summary(metrics: Mapping[str, float]) -> str:
     parts: list[str] = []
     if "loss" in metrics:
         parts.append(f"loss {metrics['loss']:.4f}")
-    if "tokens_per_second" in metrics:
+    if metrics.get("tokens_per_second"):  # 0 on the first step, which is compiled meanwhile
         parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
     return "  ".join(parts)
 

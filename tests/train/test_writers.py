@@ -59,6 +59,18 @@ def test_each_line_is_there_at_once(tmp_path):
     writer.close()
 
 
+def test_the_last_line_of_a_step_holds_training_and_evaluation(tmp_path):
+    writer = opened(JsonlWriter, tmp_path)
+    writer.write(1, {"loss": 1.0, "tokens": 64})
+    writer.write(1, {"heldout/loss": 2.0})
+    writer.write(2, {"loss": 0.5, "tokens": 128})
+    writer.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "loss": 1.0, "tokens": 64, "heldout/loss": 2.0},
+        {"step": 2, "loss": 0.5, "tokens": 128},
+    ]
+
+
 def test_a_resumed_run_appends_and_the_last_line_of_a_step_counts(tmp_path):
     write_rows(tmp_path, [1, 2, 3], loss=1.0)
     write_rows(tmp_path, [3, 4], loss=2.0)

@@ -20,7 +20,7 @@ class CommandResult:
     """The outcome of a command; the program prints one of its two forms.
 
     Attributes:
-        data: The JSON document of ``--json``.
+        data: The JSON document of ``--json``; numbers that JSON lacks are written as null.
         text: What people see on stdout otherwise.
         exit_code: 0 finished, 2 the user can fix it, 3 does not fit, 4 failed, 5 resumable.
     """
@@ -45,19 +45,28 @@ def add_command(
         name: The command's name.
         run: Carries out the command.
         help: One line, in lower case, without a full stop.
-        example: A command line for ``--help``.
+        example: A command line for ``--help``; several are separated by newlines.
 
     Returns:
         The parser, to which the command adds its own arguments.
     """
+    lines = example.splitlines()
     parser = subparsers.add_parser(
         name,
         help=help,
         description=f"{help[:1].upper()}{help[1:]}.",
-        epilog=f"example: {example}",
+        epilog="\n  ".join(["examples:", *lines]) if len(lines) > 1 else f"example: {example}",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.add_argument("--no-plugins", action="store_true", help="run with core alone")
-    parser.set_defaults(run=run)
+    shared = parser.add_argument_group("flags of every command")
+    shared.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    shared.add_argument("--debug", action="store_true", help="show tracebacks")
+    shared.add_argument("--no-plugins", action="store_true", help="run with core alone")
+    shared.add_argument(
+        "--trust",
+        metavar="PACKAGE",
+        action="append",
+        default=[],
+        help="let config texts name things of this package too; repeatable",
+    )
+    parser.set_defaults(run=run, parser=parser)
     return parser

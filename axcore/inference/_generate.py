@@ -251,6 +251,7 @@ class Generator:
             ids[row, : len(prompt)] = prompt
             positions[row, : len(prompt)] = np.arange(len(prompt))
         key = jax.random.key(sampling.seed)
+        sampling = dataclasses.replace(sampling, seed=0)  # an argument of the programs: the key
         before = self._compile_seconds
         state = self.state
         prefill = self._compile(

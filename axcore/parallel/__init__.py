@@ -24,6 +24,7 @@ from axcore.parallel.instances import (
 )
 from axcore.parallel.mesh import MeshShape, build_mesh
 from axcore.parallel.modifiers import MeshShapeModifier, RematModifier, SetModifier
+from axcore.parallel.rule_file import MeshRules, read_mesh_rules
 from axcore.parallel.rules import (
     DEFAULT_ACTIVATION_RULES,
     DEFAULT_CACHE_RULES,
@@ -57,6 +58,7 @@ __all__ = [
     "CompiledStep",
     "Kept",
     "MemoryUse",
+    "MeshRules",
     "MeshShape",
     "MeshShapeModifier",
     "ProgramTarget",
@@ -82,6 +84,7 @@ __all__ = [
     "peak_flops",
     "prepare_host",
     "process_rows",
+    "read_mesh_rules",
     "replicated",
     "resolve_instance",
     "select_devices",

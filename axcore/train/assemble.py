@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from axcore.plugins import Instance
     from axcore.train.trainer import Trainer
 
-__all__ = ["Assembled", "assemble", "parse_modifier", "parse_set"]
+__all__ = ["Assembled", "assemble", "check_sets", "edited", "parse_modifier", "parse_set"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def parse_modifier(text: str) -> Config:
                 code="AX811",
                 hint=f"for example {name}:key=value",
             )
-        cfg.set_path_text(key.strip(), value.strip())
+        cfg.set_path_text(key.strip(), value.strip(), trusted=tuple(host().trusted_packages()))
     return cfg
 
 
@@ -105,6 +105,46 @@ def _split_arguments(text: str) -> list[str]:
     return [p for p in parts if p.strip()]
 
 
+def edited(
+    experiment: Trainer.Config,
+    *,
+    modifiers: Iterable[str] = (),
+    sets: Iterable[str] = (),
+    use: Iterable[str] = (),
+    trusted: Iterable[str] = (),
+) -> Trainer.Config:
+    """Returns an experiment with its own modifiers and the user's edits, fitted to no machine yet.
+
+    Args:
+        experiment: The experiment's config, as :func:`axcore.experiments.get` gives it.
+        modifiers: ``NAME[:key=value,...]`` flags.
+        sets: ``path=value`` flags; they win over everything but each other.
+        use: Distributions to activate beside the instance's own.
+        trusted: Packages that values may name beside core's and the active plugins' own.
+
+    Raises:
+        AxcoreError: Whatever cannot be: see the parts.
+    """
+    cfg = experiment.copy()
+    for modifier in cfg.modifiers:
+        cfg = apply_modifier(cfg, modifier)
+    for text in modifiers:
+        # A rule leaves alone what a flag has set, so the flag is the author, not the modifier.
+        with author("flag", f"--modifier {text}"):
+            cfg = apply_modifier(cfg, parse_modifier(text), kind="flag", name=f"--modifier {text}")
+    sets, packages = tuple(sets), (*host().trusted_packages(), *trusted)
+    for text in sets:
+        path, value = parse_set(text)
+        with author("flag", f"--set {path}"):
+            cfg.set_path_text(path, value, trusted=packages)
+    check_sets(cfg, sets)
+    use = tuple(use)
+    if use:
+        with author("flag", "--use"):
+            cfg.use = (*cfg.use, *(u for u in use if u not in cfg.use))
+    return cfg
+
+
 def assemble(
     experiment: Trainer.Config,
     *,
@@ -113,6 +153,7 @@ def assemble(
     instance: str | None = None,
     rules: Any = (),
     use: Iterable[str] = (),
+    trusted: Iterable[str] = (),
 ) -> Assembled:
     """Returns the config of an experiment as it runs on an instance.
 
@@ -123,6 +164,7 @@ def assemble(
         instance: Instance name; None detects this machine.
         rules: The user's own mesh rules.
         use: Distributions to activate beside the instance's own.
+        trusted: Packages that values may name beside core's and the active plugins' own.
 
     Raises:
         AxcoreError: Whatever cannot be: see the parts.
@@ -130,28 +172,22 @@ def assemble(
     from axcore.parallel import detect, resolve_instance
     from axcore.parallel.instance_rules import apply_instance_rules
 
-    cfg = experiment.copy()
-    for modifier in cfg.modifiers:
-        cfg = apply_modifier(cfg, modifier)
-    for text in modifiers:
-        # A rule leaves alone what a flag has set, so the flag is the author, not the modifier.
-        with author("flag", f"--modifier {text}"):
-            cfg = apply_modifier(cfg, parse_modifier(text), kind="flag", name=f"--modifier {text}")
-    given: dict[str, str] = {}
-    for text in sets:
-        path, value = parse_set(text)
-        with author("flag", f"--set {path}"):
-            cfg.set_path_text(path, value)
-        given[path] = value
-    use = tuple(use)
-    if use:
-        with author("flag", "--use"):
-            cfg.use = (*cfg.use, *(u for u in use if u not in cfg.use))
+    sets = tuple(sets)
+    cfg = edited(experiment, modifiers=modifiers, sets=sets, use=use, trusted=trusted)
     resolved = resolve_instance(instance or detect())
     cfg, report = apply_instance_rules(cfg, resolved, rules=rules)
-    for path in given:
-        _check_still_there(cfg, path)
+    check_sets(cfg, sets)
     return Assembled(cfg, resolved, report)
+
+
+def check_sets(cfg: Config, sets: Iterable[str]) -> None:
+    """Checks that what ``--set`` flags have set is still there.
+
+    Raises:
+        CliError: A later step, or a later flag, has removed it.
+    """
+    for text in sets:
+        _check_still_there(cfg, parse_set(text)[0])
 
 
 def _check_still_there(cfg: Config, path: str) -> None:
@@ -163,5 +199,3 @@ def _check_still_there(cfg: Config, path: str) -> None:
             code="AX812",
             hint="set the field of what took its place; `axcore config explain` shows it",
         ) from error
-
-

@@ -103,6 +103,16 @@ def train(
     changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
     for change in changes:
         _log.warning("resuming with a changed config: %s", change)
+    _log.info(
+        "%s parameters, %s tokens (%d steps of %d x %d) on %s, mesh %s",
+        f"{program.num_parameters:,}",
+        f"{cfg.max_step * cfg.batch_size * cfg.seq_len:,}",
+        cfg.max_step,
+        cfg.batch_size,
+        cfg.seq_len,
+        instance.name,
+        ", ".join(f"{axis}={n}" for axis, n in program.mesh.shape.items() if n > 1) or "of one",
+    )
     if jax.process_index() == 0:
         data.tokenizer.save(run.tokenizer)
     return _Run(run, trainer, program, data, start, dict(notes or {})).finish()
@@ -298,7 +308,7 @@ class _Run:
         self.last = dict(extra["last"])
         self.best = dict(extra["best"])
         self.evals = {k: dict(v) for k, v in extra["evals"].items()}
-        _log.warning("resuming from step %d of %s", found, self.run.root)
+        _log.info("resuming from step %d of %s", found, self.run.root)
         return state, found
 
     def _open(self, step: int) -> None:

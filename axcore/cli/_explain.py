@@ -1,0 +1,116 @@
+"""Who set each value of a config, what rules did, and what follows for the modules it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from axcore.cli._experiment import rows
+from axcore.config import Event
+
+if TYPE_CHECKING:
+    from axcore.config import Config
+    from axcore.train import Assembled
+
+__all__ = ["explained", "fields", "text"]
+
+
+def fields(cfg: Config) -> dict[str, dict[str, Any]]:
+    """Returns path -> value, who set it, and all who did before, oldest first."""
+    out: dict[str, dict[str, Any]] = {}
+    for path, value in cfg.lines().items():
+        if path:
+            history = [event.to_json() for event in cfg.history(path)]
+            out[path] = {"value": value, "set_by": history[-1], "history": history}
+    return out
+
+
+def explained(a: Assembled) -> dict[str, Any]:
+    """Returns the JSON document of ``config explain``.
+
+    Beside ``fields`` it holds ``instance``, ``rules`` (see ``RuleReport``) and ``effective``:
+    values that the config leaves open and the modules get, such as dtypes taken from the parent,
+    with where each comes from.
+    """
+    return {
+        "instance": a.instance.name,
+        "fields": fields(a.cfg),
+        "rules": a.rules.to_json(),
+        "effective": _effective(a.cfg),
+    }
+
+
+def _effective(cfg: Any) -> dict[str, dict[str, Any]]:
+    """Returns path -> value and source where a built module has another value than the config."""
+    written = cfg.lines()
+    trainer = cfg.instantiate(name="trainer")
+    out: dict[str, dict[str, Any]] = {}
+    for module in _modules(trainer):
+        where = module.config_path
+        for name in module.cfg.fields():
+            _compare(module.cfg, name, where, written, out)
+        # What nobody sets has a default in code; the module knows it.
+        for name in module.inherited_fields:
+            path = f"{where}.{name}" if where else name
+            if path not in out and written.get(path) == "None":
+                out[path] = {
+                    "value": repr(getattr(module, name)),
+                    "from": "the layer's own default",
+                }
+    for path, node in trainer.cfg.walk():
+        for name in node.fields():
+            _compare(node, name, path, written, out)
+    return dict(sorted(out.items()))
+
+
+def _compare(
+    node: Any, name: str, where: str, written: Mapping[str, str], out: dict[str, dict[str, Any]]
+) -> None:
+    path = f"{where}.{name}" if where else name
+    value = node.lines().get(name)
+    if value is None or path in out or path not in written or written[path] == value:
+        return
+    out[path] = {"value": value, "from": str(node.set_by(name))}
+
+
+def _modules(module: Any) -> Iterator[Any]:
+    yield module
+    for child in module.children.values():
+        yield from _modules(child)
+
+
+def text(data: Mapping[str, Any]) -> str:
+    """Returns what people see of ``config explain``."""
+    rules = data["rules"]
+    lines = [f"instance {data['instance']}", "", "values:"]
+    lines.append(
+        rows([(f"{path}: {f['value']}", _who(f["set_by"])) for path, f in data["fields"].items()])
+    )
+    if data["effective"]:
+        lines += ["", "what modules get where the config leaves it open:"]
+        lines.append(
+            rows([(f"{p}: {e['value']}", str(e["from"])) for p, e in data["effective"].items()])
+        )
+    lines += ["", "rules:"]
+    for rule in rules["rules"]:
+        reason = f"  ({rule['reason']})" if rule["reason"] else ""
+        lines.append(f"  {rule['name']} for {rule['pattern']}{reason}")
+    lines += [
+        f"    changed {c['path']}: {c['old']} -> {c['new']}  by {c['rule']}"
+        for c in rules["changes"]
+    ]
+    lines += [
+        f"    left alone {k['path']}: {k['value']} (wanted {k['wanted']}), "
+        f"set by {_who(k['set_by'])}"
+        for k in rules["kept"]
+    ]
+    lines.append(f"active for it: {', '.join(rules['distributions'])}")
+    if rules["candidates"]:
+        named = ", ".join(f"{kind} {name}" for kind, name in rules["candidates"])
+        lines.append(f"only with --use: {named}")
+    return "\n".join(lines)
+
+
+def _who(event: Mapping[str, Any]) -> str:
+    named = Event(event["kind"], event["name"])
+    return f"{named} at {event['location']}" if event["location"] else str(named)

@@ -1,0 +1,83 @@
+"""Starting JAX for a command: the compile cache and a word on versions."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packaging.version import Version
+
+__all__ = ["NEWEST_TESTED_JAX", "cache_dir", "is_untested", "jax_started"]
+
+NEWEST_TESTED_JAX = "0.12"
+_log = logging.getLogger("axcore.cli")
+
+
+def cache_dir() -> Path | None:
+    """Returns where compiled programs are kept; None when ``AXCORE_CACHE_DIR`` is empty.
+
+    ``JAX_COMPILATION_CACHE_DIR`` counts first, then ``$AXCORE_CACHE_DIR/xla``, else
+    ``~/.cache/axcore/xla``.
+    """
+    jax_own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if jax_own:
+        return Path(jax_own)
+    ours = os.environ.get("AXCORE_CACHE_DIR")
+    if ours is None:
+        return Path.home() / ".cache" / "axcore" / "xla"
+    return Path(ours) / "xla" if ours else None
+
+
+def is_untested(version: str) -> bool:
+    """Whether a JAX version is newer than the newest one that axcore was tested with."""
+    newest = Version(NEWEST_TESTED_JAX)
+    return Version(version).release[: len(newest.release)] > newest.release
+
+
+@contextmanager
+def jax_started() -> Iterator[None]:
+    """Runs a command's JAX part with the compile cache on; what was set before is put back."""
+    import jax
+
+    if is_untested(jax.__version__):
+        _log.warning(
+            "JAX %s is newer than the newest that axcore was tested with (%s)",
+            jax.__version__,
+            NEWEST_TESTED_JAX,
+        )
+    settings = _cache_settings()
+    former = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        if settings:
+            from jax.experimental.compilation_cache import compilation_cache
+
+            for name, value in former.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()
+
+
+def _cache_settings() -> dict[str, str | float | int]:
+    import jax
+
+    if getattr(jax.config, "jax_compilation_cache_dir", None):
+        return {}  # set by the environment or by who called us
+    place = cache_dir()
+    if place is None:
+        return {}
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("compiled programs are not kept: %s: %s", place, error.strerror or error)
+        return {}
+    # JAX's own minimum of one second would leave out all programs of a small model.
+    return {
+        "jax_compilation_cache_dir": str(place),
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+    }

@@ -1,0 +1,52 @@
+"""The argument parser: usage errors are errors like any other, with near misses."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from axcore.errors import CliError, did_you_mean
+
+__all__ = ["Parser", "parse"]
+
+_CHOICE = re.compile(r"invalid choice: '(?P<got>[^']*)' \(choose from (?P<known>.*)\)")
+_OPTION = re.compile(r"--[a-z][a-z-]*")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises CliError instead of printing and exiting; options are written out in full."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises the error of a wrong command line."""
+        hint = ""
+        choice = _CHOICE.search(message)
+        if choice is not None:
+            known = [name.strip().strip("'") for name in choice["known"].split(",")]
+            hint = did_you_mean(choice["got"], known)
+        raise CliError(message, code="AX800", hint=hint or f"see `{self.prog} --help`")
+
+
+def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the parsed command line.
+
+    Raises:
+        CliError: It is wrong; an unknown option comes with near misses.
+    """
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command: argparse.ArgumentParser = getattr(args, "parser", parser)
+        known = sorted(set(_OPTION.findall(command.format_usage())))
+        option = unknown[0].partition("=")[0]
+        raise CliError(
+            f"unknown argument {unknown[0]!r}",
+            code="AX800",
+            hint=did_you_mean(option, known) or f"see `{command.prog} --help`",
+        )
+    return args

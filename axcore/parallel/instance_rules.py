@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from axcore.config import Config, Event, apply_modifier, author, diff
 from axcore.errors import ConfigError, PluginError, PluginLookupError, ShardingError
+from axcore.ops import REFERENCE, OpRule
 from axcore.parallel.traits import Traits, compute_traits
-from axcore.plugins import Instance, host, pattern_matches, specificity
+from axcore.plugins import ActiveSet, Instance, host, pattern_matches, specificity
 
 __all__ = ["AppliedRule", "Kept", "RuleChange", "RuleReport", "apply_instance_rules"]
 
@@ -173,6 +174,9 @@ def apply_instance_rules(
         cfg, option_changes, option_kept = _add_options(cfg, options, name)
         changes += option_changes
         kept += option_kept
+    if "ops" in cfg.fields():
+        cfg, kernel_changes = _add_kernels(cfg, active, name)
+        changes += kernel_changes
     report = RuleReport(
         instance=name,
         traits=traits,
@@ -298,3 +302,29 @@ def _add_options(
         cfg.set(compiler_options={**options, **current})
     changes = [RuleChange(p, old, new, name) for p, (old, new) in diff(before, cfg).items()]
     return cfg, changes, kept
+
+
+def _add_kernels(cfg: C, active: ActiveSet, instance: str) -> tuple[C, list[RuleChange]]:
+    """Writes the active kernels of each op into the config, in their own order of preference.
+
+    Lists that anyone has stated stay. The reference is never listed: where it may serve is said by
+    the platform and by ``fallback``.
+    """
+    before, name = cfg, f"kernels of {instance}"
+    listed: dict[str, tuple[str, ...]] = {}
+    for kernel in active.kernels:
+        if kernel.implementation != REFERENCE:
+            listed[kernel.op] = (*listed.get(kernel.op, ()), kernel.implementation)
+    rules: dict[str, OpRule] = dict(cfg.ops)  # pyright: ignore[reportAttributeAccessIssue]
+    missing = [op for op in listed if not rules.get(op, OpRule()).implementations]
+    if not missing:
+        return cfg, []
+    cfg = cfg.copy()
+    with author("rule", name):
+        for op in missing:
+            if op in rules:
+                cfg.set_path(f"ops.{op}.implementations", listed[op])
+            else:
+                rules = {**rules, op: OpRule(listed[op])}
+                cfg.set(ops=rules)
+    return cfg, [RuleChange(p, old, new, name) for p, (old, new) in diff(before, cfg).items()]

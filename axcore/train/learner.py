@@ -117,6 +117,9 @@ class Learner(Module):
         skip_non_finite: bool = True
         """Whether a step with a NaN or infinite gradient changes nothing but a counter."""
 
+        report_update_norm: bool = False
+        """Whether to report the norm of the update; it costs one more pass over the parameters."""
+
         state_dtype: str | None = None
         """Dtype in which per-parameter optimizer state is stored (computed in float32)."""
 
@@ -249,7 +252,8 @@ class Learner(Module):
 
         Returns:
             New parameters, new state, and float32 scalars: ``grad_norm`` (before clipping),
-            ``update_norm``, ``skipped_steps`` and, where one is found, ``learning_rate``.
+            ``skipped_steps`` and, where they are wanted or found, ``update_norm`` and
+            ``learning_rate``.
         """
         cfg = self.cfg
         bound = self._bind(specs)
@@ -265,7 +269,6 @@ class Learner(Module):
         if ema is not None:
             keep = cfg.ema_decay
             ema = jax.tree.map(lambda e, p: keep * e + (1 - keep) * p.astype(jnp.float32), ema, new)
-        update_norm = global_norm(updates)
         one = jnp.ones((), jnp.int32)
         finite = jnp.isfinite(norm) if cfg.skip_non_finite else jnp.array(True)
         if cfg.skip_non_finite:
@@ -275,7 +278,6 @@ class Learner(Module):
                 (new, optimizer, ema),
                 (trainable, state.optimizer, state.ema),
             )
-            update_norm = jnp.where(finite, update_norm, 0.0)
         skipped = jnp.where(finite, 0, one)
         new_state = LearnerState(
             updates=state.updates + one - skipped,
@@ -286,9 +288,10 @@ class Learner(Module):
         )
         metrics = {
             "grad_norm": norm,
-            "update_norm": update_norm,
             "skipped_steps": new_state.skipped.astype(jnp.float32),
         }
+        if cfg.report_update_norm:
+            metrics["update_norm"] = jnp.where(finite, global_norm(updates), 0.0)
         schedule = self._learning_rate()
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(state.updates), jnp.float32)

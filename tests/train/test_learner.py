@@ -143,7 +143,9 @@ def test_module_state_is_not_learned():
 
 def test_metrics_are_those_of_the_step():
     schedule = config_for(schedules.linear, peak=0.4, warmup_steps=0, total_steps=4)
-    learner = make_learner(config_for(optimizers.sgd, learning_rate=schedule))
+    learner = make_learner(
+        config_for(optimizers.sgd, learning_rate=schedule), report_update_norm=True
+    )
     params = make_params()
     _, _, metrics = run(learner, steps=3)
     assert metrics["learning_rate"] == pytest.approx(0.4 * 2 / 4)
@@ -413,7 +415,7 @@ def test_asking_for_an_average_that_is_not_kept_is_an_error():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_non_finite_step_changes_only_counters(bad):
-    learner = make_learner(ema_decay=0.9, clip_global_norm=1.0)
+    learner = make_learner(ema_decay=0.9, clip_global_norm=1.0, report_update_norm=True)
     params, state, _ = run(learner)
 
     @jax.jit

@@ -1,0 +1,1 @@
+"""A plugin outside core that uses each seam of the layers once; tests/contract/test_seams*.py."""

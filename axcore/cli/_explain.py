@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from axcore.cli._experiment import rows
 from axcore.config import Event
 
 if TYPE_CHECKING:
@@ -13,6 +12,8 @@ if TYPE_CHECKING:
     from axcore.train import Assembled
 
 __all__ = ["explained", "fields", "text"]
+
+_BY_CODE = "the layer's own default"
 
 
 def fields(cfg: Config) -> dict[str, dict[str, Any]]:
@@ -55,7 +56,7 @@ def _effective(cfg: Any) -> dict[str, dict[str, Any]]:
             if path not in out and written.get(path) == "None":
                 out[path] = {
                     "value": repr(getattr(module, name)),
-                    "from": "the layer's own default",
+                    "from": _BY_CODE,
                 }
     for path, node in trainer.cfg.walk():
         for name in node.fields():
@@ -83,14 +84,25 @@ def text(data: Mapping[str, Any]) -> str:
     """Returns what people see of ``config explain``."""
     rules = data["rules"]
     lines = [f"instance {data['instance']}", "", "values:"]
-    lines.append(
-        rows([(f"{path}: {f['value']}", _who(f["set_by"])) for path, f in data["fields"].items()])
-    )
-    if data["effective"]:
+    lines += [f"  {p}: {f['value']}  [{_who(f['set_by'])}]" for p, f in data["fields"].items()]
+    effective = data["effective"]
+    if effective:
         lines += ["", "what modules get where the config leaves it open:"]
-        lines.append(
-            rows([(f"{p}: {e['value']}", str(e["from"])) for p, e in data["effective"].items()])
-        )
+        lines += [
+            f"  {path}: {e['value']}  [{e['from']}]"
+            for path, e in effective.items()
+            if e["from"] != _BY_CODE
+        ]
+        # Nearly all layers have the same dtypes: say it once for each value.
+        open_ones: dict[tuple[str, str], int] = {}
+        for path, e in effective.items():
+            if e["from"] == _BY_CODE:
+                key = (path.rpartition(".")[2], e["value"])
+                open_ones[key] = open_ones.get(key, 0) + 1
+        lines += [
+            f"  {name} of {count} modules: {value}  [{_BY_CODE}]"
+            for (name, value), count in open_ones.items()
+        ]
     lines += ["", "rules:"]
     for rule in rules["rules"]:
         reason = f"  ({rule['reason']})" if rule["reason"] else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -143,12 +144,8 @@ def _jax_ranges(plugins: Any, problems: list[dict[str, str]]) -> dict[str, str]:
     """Returns distribution -> the JAX it asks for, and notes those that this JAX does not meet."""
     installed = _version("jax")
     ranges: dict[str, str] = {}
-    for distribution in dict.fromkeys(r.distribution for r in plugins.records):
-        try:
-            requires = importlib.metadata.requires(distribution) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue  # run from a source tree
-        found = _jax_requirement(requires)
+    for distribution in _askers([r.distribution for r in plugins.records]):
+        found = _jax_requirement(_requires(distribution))
         if found is None:
             continue
         ranges[distribution] = str(found.specifier) or "any"
@@ -164,12 +161,31 @@ def _jax_ranges(plugins: Any, problems: list[dict[str, str]]) -> dict[str, str]:
     return ranges
 
 
-def _jax_requirement(requires: list[str]) -> Requirement | None:
+def _askers(distributions: list[str]) -> list[str]:
+    """Returns distributions and what is installed of their direct dependencies, extras included."""
+    found = dict.fromkeys(distributions)
+    for distribution in distributions:
+        found |= dict.fromkeys(r.name for r in _requirements(_requires(distribution)))
+    return [name for name in found if name != "jax"]
+
+
+def _requires(distribution: str) -> list[str]:
+    try:
+        return importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []  # not installed, or run from a source tree
+
+
+def _requirements(requires: list[str]) -> list[Requirement]:
+    found: list[Requirement] = []
     for text in requires:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
+        with contextlib.suppress(InvalidRequirement):  # another package's metadata
+            found.append(Requirement(text))
+    return found
+
+
+def _jax_requirement(requires: list[str]) -> Requirement | None:
+    for requirement in _requirements(requires):
         if requirement.name == "jax" and (
             requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         ):

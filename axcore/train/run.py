@@ -115,7 +115,7 @@ def train(
     )
     if jax.process_index() == 0:
         data.tokenizer.save(run.tokenizer)
-    return _Run(run, trainer, program, data, start, dict(notes or {})).finish()
+    return _Run(cfg, run, trainer, program, data, start, dict(notes or {})).finish()
 
 
 def _check_vocabulary(trainer: Trainer, data: BaseInput) -> None:
@@ -252,6 +252,7 @@ class _Run:
 
     def __init__(
         self,
+        source: Trainer.Config,
         run: RunDir,
         trainer: Trainer,
         program: _Program,
@@ -260,6 +261,8 @@ class _Run:
         notes: dict[str, Any],
     ):
         cfg = trainer.cfg
+        # What follows from other values is resolved in `cfg`; what is recorded is what was stated.
+        self.source = source
         self.run, self.trainer, self.program, self.data = run, trainer, program, data
         self.cfg, self.start, self.notes = cfg, start, notes
         self.checkpointer: BaseCheckpointer = cfg.checkpointer.instantiate()
@@ -407,7 +410,7 @@ class _Run:
             "last": _finite(self.last),
             "best": _finite(self.best),
             "evals": {name: _finite(metrics) for name, metrics in self.evals.items()},
-            "config": self.cfg.to_text(),
+            "config": self.source.to_text(),
             "plugins": {r.distribution: r.version for r in host().active_records()},
             "mesh": {str(name): int(size) for name, size in self.program.mesh.shape.items()},
         }
@@ -434,7 +437,7 @@ class _Run:
             "out": str(self.run.root),
             "stopped_by": stopped,
             "num_parameters": program.num_parameters,
-            "fingerprint": cfg.fingerprint(),
+            "fingerprint": self.source.fingerprint(),
             "instance": program.target.instance,
             "mesh": {str(name): int(size) for name, size in program.mesh.shape.items()},
             "kernels": self.kernels,

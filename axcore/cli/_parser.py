@@ -22,11 +22,24 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)
+        self._given: list[str] = []
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        """Parses, and remembers what was given, to name a misspelt flag that was required."""
+        self._given = list(args or ())
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raises the error of a wrong command line."""
         hint = ""
         choice = _CHOICE.search(message)
+        if message.startswith("the following arguments are required"):
+            known = _options(self)
+            words = [word.partition("=")[0] for word in self._given if word.startswith("--")]
+            guesses = [did_you_mean(word, known) for word in words if word not in known]
+            hint = next(filter(None, guesses), "")
         if choice is not None:
             known = [name.strip().strip("'") for name in choice["known"].split(",")]
             hint = did_you_mean(choice["got"], known)
@@ -42,7 +55,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         command: argparse.ArgumentParser = getattr(args, "parser", parser)
-        known = sorted(set(_OPTION.findall(command.format_usage())))
+        known = _options(command)
         option = unknown[0].partition("=")[0]
         raise CliError(
             f"unknown argument {unknown[0]!r}",
@@ -50,3 +63,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
             hint=did_you_mean(option, known) or f"see `{command.prog} --help`",
         )
     return args
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return sorted(set(_OPTION.findall(parser.format_usage())))

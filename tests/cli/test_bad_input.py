@@ -281,8 +281,22 @@ def test_a_checkpoint_of_another_model_names_the_tensors(train, trained, tmp_pat
     done = train(out, "--set", "model.model_dim=16")
     assert done.code == 2
     assert "of another model" in done.err and "tensors differ" in done.err
-    assert "decoder/layer/0/feed_forward/up/weight" in done.err
-    assert "has shape [1, 8, 32], expected [1, 16, 64]" in done.err
+    assert "model/decoder/final_norm/scale has shape [8], expected [16]" in done.err
+    assert contents(out / "checkpoints") == before
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint_and_says_so(
+    train, trained, tmp_path, contents, monkeypatch
+):
+    from axcore.checkpoint import _failure
+
+    out = tmp_path / "run"
+    shutil.copytree(trained.out, out)
+    before = contents(out / "checkpoints")
+    monkeypatch.setattr(_failure, "free_bytes", lambda root: 10)
+    done = train(out, "--max-step", "4", "--extend")
+    assert done.code == 2
+    assert "the disk is full" in done.err and "step 3" in done.err and "hint: " in done.err
     assert contents(out / "checkpoints") == before
 
 

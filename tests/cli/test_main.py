@@ -86,6 +86,11 @@ def test_an_unknown_flag_gets_near_misses(cli):
     assert done.code == 2 and "did you mean '--max-step'?" in done.err
 
 
+def test_a_misspelt_flag_that_was_required_gets_near_misses(cli):
+    done = cli("generate", "--form", "x", "--prompt", "a", "--max-tokens", "2")
+    assert done.code == 2 and "did you mean '--from'?" in done.err
+
+
 def test_flags_are_never_abbreviated(cli):
     assert cli("train", "tiny-lm", "--out", "x", "--max", "3").code == 2
 
@@ -211,6 +216,13 @@ def test_a_broken_plugin_breaks_no_command_and_is_named_when_one_is_missing(cli,
     assert cli("config", "show", "tiny-lm").code == 0
     done = cli("greet")
     assert done.code == 2 and "broken" in done.err
+
+
+def test_a_failing_check_prints_its_document_and_exits_2(cli, plugin_host):
+    plugin_host(broken="1 / 0")
+    done = cli("plugins", "check", "--json")
+    assert done.code == 2
+    assert {r["name"]: r["status"] for r in done.json}["broken"] == "failed"
 
 
 def test_no_plugins_hides_a_plugins_command(cli, module, plugin_host, monkeypatch):

@@ -135,7 +135,7 @@ def tiny_lm() -> Trainer.Config:
                 optimizers.adamw,
                 learning_rate=config_for(
                     schedules.linear_warmup_cosine,
-                    peak=1e-2,
+                    peak=5e-3,
                     warmup_steps=scaled(0.05, of="max_step"),
                     total_steps=scaled(1, of="max_step"),
                     end_ratio=0.05,

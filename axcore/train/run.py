@@ -459,7 +459,10 @@ class _Run:
                 self.run.loss_plot
             )
             self.run.write_json(self.run.report, _json(report))
+        before = len(self.callbacks.failures)
         self.callbacks.emit("end", report=report)
+        if self.is_primary and len(self.callbacks.failures) > before:
+            self.run.write_json(self.run.report, _json(report))
         return report
 
     def _reference(self, main: Mapping[str, float]) -> dict[str, float] | None:

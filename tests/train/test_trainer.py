@@ -30,6 +30,7 @@ from axcore.train import (
 
 STEPS = 5
 EMA = 0.5
+EVENTS = ("start", "step", "eval", "save", "end")
 
 
 class Memory(BaseCheckpointer):
@@ -70,6 +71,9 @@ class Fails(BaseCallback):
 
     later = 0
 
+    def on_start(self, **kwargs):
+        self._event("start")
+
     def on_step(self, **kwargs):
         self._event("step")
 
@@ -78,6 +82,9 @@ class Fails(BaseCallback):
 
     def on_save(self, **kwargs):
         self._event("save")
+
+    def on_end(self, **kwargs):
+        self._event("end")
 
     def _event(self, name):
         if self.cfg.event == "":
@@ -162,9 +169,7 @@ def finished(tmp_path_factory, _hurried_compiles):
         "average": Evaler.Config(max_documents=1, use_ema=True, every_n_steps=STEPS),
     }
     cfg.callbacks = {
-        "step": Fails.Config(event="step"),
-        "eval": Fails.Config(event="eval"),
-        "save": Fails.Config(event="save"),
+        **{event: Fails.Config(event=event) for event in EVENTS},
         "keeps": Keeps.Config(),
     }
     cfg.writers = {"full": FullDisk.Config(), "jsonl": JsonlWriter.Config()}
@@ -215,9 +220,9 @@ def test_no_thread_keeps_the_process_alive(finished):
 
 
 def test_a_failing_callback_stands_in_the_report_and_gets_no_further_events(finished):
-    assert finished.report["failed_callbacks"] == {
-        name: f"RuntimeError: no {name} today (in on_{name})" for name in ("step", "eval", "save")
-    }
+    expected = {e: f"RuntimeError: no {e} today (in on_{e})" for e in EVENTS}
+    assert finished.report["failed_callbacks"] == expected
+    assert json.loads((finished.out / "report.json").read_text())["failed_callbacks"] == expected
     assert Fails.later == 0
 
 

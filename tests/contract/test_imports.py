@@ -32,7 +32,7 @@ ORDER = [
     {"train", "data", "checkpoint", "inference"},
     {"experiments", "runtime"},
     {"testing"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 RANK = {unit: rank for rank, row in enumerate(ORDER) for unit in row}
 CONTRACT_UNITS = {"config", "plugins", "module", "context", "collection", "transforms"}

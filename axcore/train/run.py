@@ -275,6 +275,7 @@ class _Run:
         self.evals: dict[str, dict[str, float]] = {}
         self.last: dict[str, float] = {}
         self.kernels: list[dict[str, Any]] = []
+        self.damaged: dict[str, str] = {}
         self.timing = _Timing(start)
 
     def finish(self) -> TrainResult:
@@ -304,6 +305,9 @@ class _Run:
 
     def _restore_or_init(self, iterator: BatchIterator) -> tuple[TrainState, int]:
         found = self.checkpointer.latest_good()
+        # Kept here: a step saved anew is no longer damaged, but the report tells of it.
+        skipped = getattr(self.checkpointer, "skipped", {})
+        self.damaged = {str(step): reason for step, reason in skipped.items()}
         if found is None:
             return self.program.initial_state(), 0
         state, extra = self.checkpointer.restore(found, self.program.wanted_state())
@@ -446,9 +450,7 @@ class _Run:
             "plugins": {r.distribution: r.version for r in host().active_records()},
             "failed_writers": self.writers.failures,
             "failed_callbacks": self.callbacks.failures,
-            "damaged_checkpoints": {
-                str(s): why for s, why in getattr(self.checkpointer, "skipped", {}).items()
-            },
+            "damaged_checkpoints": self.damaged,
             **self.notes,
         }
         if stopped is None:

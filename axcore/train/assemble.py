@@ -48,7 +48,7 @@ def parse_set(text: str) -> tuple[str, str]:
     if not equals or not path:
         raise CliError(
             f"--set got {text!r}, expected path=value",
-            code="AX810",
+            code="AX804",
             hint="for example --set batch_size=2",
         )
     return path.strip(), value.strip()
@@ -72,13 +72,13 @@ def parse_modifier(text: str) -> Config:
     target = host().modifiers.load(name)
     cfg = target() if callable(target) and not isinstance(target, type) else target.Config()
     if not isinstance(cfg, Config):
-        raise CliError(f"modifier {name!r} is no modifier config", code="AX811")
+        raise CliError(f"modifier {name!r} is no modifier config", code="AX805")
     for part in _split_arguments(arguments):
         key, equals, value = part.partition("=")
         if not equals:
             raise CliError(
                 f"modifier {name!r} got the argument {part!r}, expected key=value",
-                code="AX811",
+                code="AX805",
                 hint=f"for example {name}:key=value",
             )
         cfg.set_path_text(key.strip(), value.strip(), trusted=tuple(host().trusted_packages()))
@@ -196,6 +196,6 @@ def _check_still_there(cfg: Config, path: str) -> None:
     except ConfigError as error:
         raise CliError(
             f"--set {path} was removed by a later step (a rule or modifier)",
-            code="AX812",
+            code="AX806",
             hint="set the field of what took its place; `axcore config explain` shows it",
         ) from error

@@ -211,6 +211,7 @@ def test_a_broken_line_of_json_is_skipped_when_asked(train, tmp_path):
     rows = [f'{{"text": "some words of document {i}"}}\n' for i in range(40)]
     file.write_text("".join([*rows[:20], '{"text": "cut\n', *rows[20:]]))
     flags = (*data("JsonLines", file), "--set", "input.source.on_bad_line=skip", "--json")
+    flags += ("--set", "sample_prompt=None")
     done = train(tmp_path / "out", *flags)
     assert done.code == 0, done.err
     assert done.json["data"]["skipped"] == 1

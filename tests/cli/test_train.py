@@ -57,6 +57,14 @@ def test_the_same_command_again_finds_the_run_finished(train, trained, tmp_path)
     assert f"all of it is in {out}" in done.out and "axcore generate --from" in done.out
 
 
+def test_a_runs_own_config_file_goes_on_with_it(cli, trained, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(trained.out, out)
+    done = cli("train", out / "config.txt", "--out", out, "--instance", "cpu", "--json")
+    assert done.code == 0, done.err
+    assert done.json["step"] == 3 and "resuming from step 3" in done.err
+
+
 def test_extend_goes_on_to_a_higher_end(train, trained, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(trained.out, out)

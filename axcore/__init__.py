@@ -29,7 +29,25 @@ _PUBLIC = {
     "functional": "axcore.context",
 }
 
-__all__ = [*_PUBLIC, "__version__", "experiments"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [
+    "REQUIRED",
+    "Config",
+    "Configurable",
+    "Dim",
+    "InvocationContext",
+    "Layer",
+    "Modifier",
+    "Module",
+    "ParameterSpec",
+    "Required",
+    "__version__",
+    "config_for",
+    "current_context",
+    "experiments",
+    "functional",
+    "partial_for",
+    "scaled",
+]
 
 if TYPE_CHECKING:
     from axcore import experiments as experiments

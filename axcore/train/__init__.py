@@ -8,8 +8,8 @@ from axcore.train.assemble import Assembled, assemble
 from axcore.train.callbacks import BaseCallback
 from axcore.train.evaler import BaseEvaler, Evaler
 from axcore.train.learner import Learner, LearnerState
-from axcore.train.rundir import RunDir
 from axcore.train.run import TrainResult, train
+from axcore.train.rundir import RunDir
 from axcore.train.trainer import Trainer, TrainState
 from axcore.train.writers import (
     BaseWriter,

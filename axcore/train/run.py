@@ -21,23 +21,21 @@ import numpy as np
 
 from axcore import ops
 from axcore.checkpoint import BaseCheckpointer
-from axcore.collection import OutputCollection, expand_path
-from axcore.data import BaseInput, BatchIterator, reference_bits_per_byte
+from axcore.data import BaseInput, BatchIterator
 from axcore.errors import TrainError
-from axcore.module import flatten_specs
-from axcore.parallel import (
-    CompiledStep,
-    ProgramTarget,
-    batch_sharding,
-    build_mesh,
-    compile_step,
-    make_global_array,
-    prepare_host,
-    process_rows,
-    select_devices,
-)
+from axcore.parallel import prepare_host, select_devices
 from axcore.plugins import Instance, host
+from axcore.train._program import EvalProgram, Program
+from axcore.train._report import (
+    finite,
+    flat_scalars,
+    kernel_report,
+    reference,
+    sample,
+    to_json,
+)
 from axcore.train._signals import GracefulStop
+from axcore.train._timing import Timing
 from axcore.train.callbacks import CallbackGroup
 from axcore.train.loss_plot import plot_loss
 from axcore.train.rundir import RunDir
@@ -47,8 +45,6 @@ from axcore.train.writers import WriterGroup
 __all__ = ["TrainResult", "train"]
 
 _log = logging.getLogger("axcore.train")
-# xz looks back over the whole text; past this size the yardstick costs more than it tells.
-_REFERENCE_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +95,7 @@ def train(
     _check_vocabulary(trainer, data)
     prepare_host(instance, num_processes=1)
     devices = select_devices(instance)
-    program = _Program(trainer, instance, devices)
+    program = Program(trainer, instance, devices)
     changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
     for change in changes:
         _log.warning("resuming with a changed config: %s", change)
@@ -142,111 +138,6 @@ def _provenance(cfg: Trainer.Config) -> dict[str, Any]:
     return fields
 
 
-class _Program:
-    """A trainer's programs on the devices of an instance."""
-
-    def __init__(self, trainer: Trainer, instance: Instance, devices: list[Any]):
-        cfg = trainer.cfg
-        self.trainer = trainer
-        self.mesh = build_mesh(cfg.mesh_shape, devices)
-        self.target = ProgramTarget.for_instance(
-            instance,
-            self.mesh,
-            cfg.sharding_rules,
-            kernels={op: r.implementations for op, r in cfg.ops.items() if r.implementations},
-            fallbacks=[op for op, rule in cfg.ops.items() if rule.fallback == "allow"],
-        )
-        self.abstract = trainer.abstract_state()
-        self.shardings = trainer.state_shardings(self.mesh, cfg.sharding_rules)
-        self.batch_sharding = batch_sharding(self.mesh, cfg.sharding_rules)
-        self.rows = process_rows(self.batch_sharding, cfg.batch_size)
-        self._whole = self.mesh.size == 1
-        specs = trainer.model.parameter_specs()
-        self.num_parameters = sum(
-            math.prod(s.shape) for s in flatten_specs(specs).values() if s.kind == "parameter"
-        )
-        # Scalars (counters) are whole everywhere by nature; the rest is worth knowing.
-        self.replicated = [
-            {"path": leaf.path, "shape": list(leaf.shape), "reason": leaf.reason}
-            for leaf in trainer.learner.state_axes(specs).replicated
-            if leaf.shape
-        ]
-        self._eval: CompiledStep | None = None
-        self.compile_seconds = 0.0
-
-    def initial_state(self) -> TrainState:
-        """Returns the state before the first step, sharded from the start."""
-        return jax.jit(self.trainer.init_state, out_shardings=self.shardings)()
-
-    def wanted_state(self) -> TrainState:
-        """Returns shapes, dtypes and shardings of the state, to restore into."""
-        return jax.tree.map(
-            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-            self.abstract,
-            self.shardings,
-        )
-
-    def put(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Returns the global arrays of the rows that this process feeds."""
-        if self._whole:
-            return dict(batch)  # the compiled call moves host arrays faster than device_put
-        size = self.trainer.cfg.batch_size
-        return {
-            name: make_global_array(
-                rows, self.batch_sharding, (size, *rows.shape[1:]), rows=self.rows
-            )
-            for name, rows in batch.items()
-        }
-
-    def compile_train(self, state: TrainState, batch: Any) -> CompiledStep:
-        """Compiles the training step; the state is donated."""
-
-        def step(state: TrainState, batch: Any) -> Any:
-            return self.trainer.train_step(state, batch, target=self.target)
-
-        compiled = compile_step(
-            step,
-            state,
-            batch,
-            in_shardings=(self.shardings, self._batch_shardings(batch)),
-            out_shardings=(self.shardings, None),
-            donate=(0,),
-            compiler_options=self.trainer.cfg.compiler_options,
-        )
-        self.compile_seconds += compiled.lower_seconds + compiled.compile_seconds
-        return compiled
-
-    def evaluate(self, params: Any, batch: Mapping[str, np.ndarray]) -> OutputCollection:
-        """Runs the evaluation of one batch, compiled at the first call."""
-        arrays = self.put(batch)
-        if self._eval is None:
-
-            def step(params: Any, batch: Any) -> Any:
-                return self.trainer.eval_step(params, batch, target=self.target)
-
-            self._eval = compile_step(
-                step,
-                params,
-                arrays,
-                in_shardings=(self.shardings.model, self._batch_shardings(arrays)),
-            )
-            self.compile_seconds += self._eval.lower_seconds + self._eval.compile_seconds
-        return self._eval.call(params, arrays)
-
-    def _batch_shardings(self, batch: Any) -> Any:
-        return jax.tree.map(lambda _: self.batch_sharding, batch)
-
-
-class _EvalProgram:
-    """What an evaler sees of a program; see :class:`axcore.train.evaler.EvalProgram`."""
-
-    def __init__(self, program: _Program, params: Any):
-        self.rows, self._program, self._params = program.rows, program, params
-
-    def __call__(self, batch: Any) -> OutputCollection:
-        return self._program.evaluate(self._params, batch)
-
-
 class _Run:
     """One run from its first or restored step to its end."""
 
@@ -255,7 +146,7 @@ class _Run:
         source: Trainer.Config,
         run: RunDir,
         trainer: Trainer,
-        program: _Program,
+        program: Program,
         data: BaseInput,
         start: float,
         notes: dict[str, Any],
@@ -276,7 +167,7 @@ class _Run:
         self.last: dict[str, float] = {}
         self.kernels: list[dict[str, Any]] = []
         self.damaged: dict[str, str] = {}
-        self.timing = _Timing(start)
+        self.timing = Timing(start)
 
     def finish(self) -> TrainResult:
         """Runs to the end and returns the result."""
@@ -339,7 +230,7 @@ class _Run:
         batch: dict[str, Any] | None = self.program.put(next(iterator))
         with ops.record_choices() as choices:
             call = self.program.compile_train(state, batch).call
-        self.kernels = _kernel_report(choices)
+        self.kernels = kernel_report(choices)
         pending: tuple[int, Any] | None = None
         stopped: str | None = None
         while step < max_step and stopped is None:
@@ -385,7 +276,7 @@ class _Run:
         seconds = self.timing.step_seconds(step)
         per_step = self.cfg.batch_size * self.cfg.seq_len
         self.last = {
-            **_flatten(values),
+            **flat_scalars(values),
             "tokens": step * per_step,
             "step_seconds": seconds,
             "tokens_per_second": per_step / seconds if seconds else 0.0,
@@ -400,7 +291,7 @@ class _Run:
             if evaler.cfg.use_ema:
                 specs = self.trainer.model.parameter_specs()
                 params = self.trainer.learner.ema_params(state.learner, params, specs)
-            metrics = evaler.evaluate(_EvalProgram(self.program, params), self.data)
+            metrics = evaler.evaluate(EvalProgram(self.program, params), self.data)
             self.evals[name] = metrics
             if "loss" in metrics:
                 self.best[name] = min(metrics["loss"], self.best.get(name, math.inf))
@@ -411,9 +302,9 @@ class _Run:
     def _save(self, state: TrainState, step: int, position: Mapping[str, Any]) -> None:
         extra = {
             "data": self.data.merge_states(_gather_json(position)),
-            "last": _finite(self.last),
-            "best": _finite(self.best),
-            "evals": {name: _finite(metrics) for name, metrics in self.evals.items()},
+            "last": finite(self.last),
+            "best": finite(self.best),
+            "evals": {name: finite(metrics) for name, metrics in self.evals.items()},
             "config": self.source.to_text(),
             "plugins": {r.distribution: r.version for r in host().active_records()},
             "mesh": {str(name): int(size) for name, size in self.program.mesh.shape.items()},
@@ -454,131 +345,20 @@ class _Run:
             **self.notes,
         }
         if stopped is None:
-            report["reference"] = self._reference(main)
-            report["sample"] = self._sample(state)
+            if "bits_per_byte" in main:
+                report["reference"] = reference(self.data)
+            if cfg.sample_prompt is not None and jax.process_count() == 1:
+                report["sample"] = sample(program, state.model, self.data, cfg.sample_prompt)
         if self.is_primary:
             report["plot"] = plot_loss(self.run.metrics, self.run.loss_plot) or str(
                 self.run.loss_plot
             )
-            self.run.write_json(self.run.report, _json(report))
+            self.run.write_json(self.run.report, to_json(report))
         before = len(self.callbacks.failures)
         self.callbacks.emit("end", report=report)
         if self.is_primary and len(self.callbacks.failures) > before:
-            self.run.write_json(self.run.report, _json(report))
+            self.run.write_json(self.run.report, to_json(report))
         return report
-
-    def _reference(self, main: Mapping[str, float]) -> dict[str, float] | None:
-        """Bits per byte of a general compressor on all of the text, beside the model's."""
-        if "bits_per_byte" not in main:
-            return None
-        xz = reference_bits_per_byte(self.data.texts(), max_bytes=_REFERENCE_BYTES)
-        return {"xz_bits_per_byte": xz, "uniform_bits_per_byte": 8.0}
-
-    def _sample(self, state: TrainState) -> dict[str, str] | None:
-        prompt = self.cfg.sample_prompt
-        if prompt is None or jax.process_count() > 1:
-            return None
-        from axcore.inference import Generator, Sampling
-
-        tokenizer = self.data.tokenizer
-        generator = Generator(
-            self.trainer.model,
-            state.model,
-            max_seq_len=getattr(self.cfg.model, "max_seq_len", None),
-            eos_id=tokenizer.eos_id,
-        )
-        ids = tokenizer.encode(prompt).tolist()
-        made = generator.generate([ids], 200, Sampling(temperature=0.7), slide=True)
-        return {"prompt": prompt, "text": tokenizer.decode(made.tokens[0])}
-
-
-class _Timing:
-    """Time spent in training steps, without compilation, evaluation and saves."""
-
-    def __init__(self, start: float):
-        self._start = start
-        self._mark = (start, 0)
-        self._seconds, self._steps = 0.0, 0
-        self.first_step_seconds: float | None = None
-
-    def first_step(self, step: int) -> None:
-        """The first step, which includes compiling, has finished."""
-        now = time.perf_counter()
-        self.first_step_seconds = now - self._start
-        self._mark = (now, step)
-
-    def step_seconds(self, step: int) -> float:
-        """Returns seconds per step since the last call; 0 for the first step."""
-        now, (then, before) = time.perf_counter(), self._mark
-        self._mark = (now, step)
-        if step <= before:
-            return 0.0
-        self._seconds += now - then
-        self._steps += step - before
-        return (now - then) / (step - before)
-
-    @contextlib.contextmanager
-    def paused(self, device_value: Any):
-        """Leaves out what runs inside; waits for the device first."""
-        jax.block_until_ready(device_value)
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            then, step = self._mark
-            self._mark = (then + time.perf_counter() - begin, step)
-
-    @property
-    def mean_step_seconds(self) -> float | None:
-        """Mean over all logged steps but the first."""
-        return self._seconds / self._steps if self._steps else None
-
-
-def _flatten(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns host scalars by name; stacked layers are written one by one, arrays left out."""
-    flat: dict[str, float] = {}
-    for name, value in values.items():
-        if not isinstance(value, Mapping):
-            flat[name] = float(value)
-            continue
-        for path, array in value.items():
-            for layer_path, index in expand_path(path):
-                item = np.asarray(array)[index] if index else np.asarray(array)
-                if item.ndim == 0:
-                    flat[layer_path] = float(item)
-    return flat
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-def _json(value: Any) -> Any:
-    """Returns a value with everything that JSON lacks written as null or text."""
-    if isinstance(value, Mapping):
-        return {str(k): _json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json(v) for v in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | bool | None) else str(value)
-
-
-def _kernel_report(choices: Any) -> list[dict[str, Any]]:
-    """One row per distinct choice, with the sites it was made at."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for choice in choices:
-        row = rows.setdefault(
-            (choice.op, choice.chosen),
-            {"op": choice.op, "chosen": choice.chosen, "sites": [], "refused": []},
-        )
-        if choice.site not in row["sites"]:
-            row["sites"].append(choice.site)
-        for refusal in choice.refused:
-            entry = {"implementation": refusal.implementation, "reason": refusal.reason}
-            if entry not in row["refused"]:
-                row["refused"].append(entry)
-    return list(rows.values())
 
 
 def _gather_json(value: Mapping[str, Any]) -> list[Any]:

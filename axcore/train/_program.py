@@ -1,0 +1,132 @@
+"""A trainer's programs on the devices of an instance: where arrays go, compiled steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from axcore.collection import OutputCollection
+from axcore.module import flatten_specs
+from axcore.parallel import (
+    CompiledStep,
+    ProgramTarget,
+    batch_sharding,
+    build_mesh,
+    compile_step,
+    make_global_array,
+    process_rows,
+)
+from axcore.plugins import Instance
+from axcore.train.trainer import Trainer, TrainState
+
+__all__ = ["EvalProgram", "Program"]
+
+
+class Program:
+    """A trainer's programs on the devices of an instance."""
+
+    def __init__(self, trainer: Trainer, instance: Instance, devices: list[Any]):
+        cfg = trainer.cfg
+        self.trainer = trainer
+        self.mesh = build_mesh(cfg.mesh_shape, devices)
+        self.target = ProgramTarget.for_instance(
+            instance,
+            self.mesh,
+            cfg.sharding_rules,
+            kernels={op: r.implementations for op, r in cfg.ops.items() if r.implementations},
+            fallbacks=[op for op, rule in cfg.ops.items() if rule.fallback == "allow"],
+        )
+        self.abstract = trainer.abstract_state()
+        self.shardings = trainer.state_shardings(self.mesh, cfg.sharding_rules)
+        self.batch_sharding = batch_sharding(self.mesh, cfg.sharding_rules)
+        self.rows = process_rows(self.batch_sharding, cfg.batch_size)
+        self._whole = self.mesh.size == 1
+        specs = trainer.model.parameter_specs()
+        self.num_parameters = sum(
+            math.prod(s.shape) for s in flatten_specs(specs).values() if s.kind == "parameter"
+        )
+        # Scalars (counters) are whole everywhere by nature; the rest is worth knowing.
+        self.replicated = [
+            {"path": leaf.path, "shape": list(leaf.shape), "reason": leaf.reason}
+            for leaf in trainer.learner.state_axes(specs).replicated
+            if leaf.shape
+        ]
+        self._eval: CompiledStep | None = None
+        self.compile_seconds = 0.0
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step, sharded from the start."""
+        return jax.jit(self.trainer.init_state, out_shardings=self.shardings)()
+
+    def wanted_state(self) -> TrainState:
+        """Returns shapes, dtypes and shardings of the state, to restore into."""
+        return jax.tree.map(
+            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+            self.abstract,
+            self.shardings,
+        )
+
+    def put(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Returns the global arrays of the rows that this process feeds."""
+        if self._whole:
+            return dict(batch)  # the compiled call moves host arrays faster than device_put
+        size = self.trainer.cfg.batch_size
+        return {
+            name: make_global_array(
+                rows, self.batch_sharding, (size, *rows.shape[1:]), rows=self.rows
+            )
+            for name, rows in batch.items()
+        }
+
+    def compile_train(self, state: TrainState, batch: Any) -> CompiledStep:
+        """Compiles the training step; the state is donated."""
+
+        def step(state: TrainState, batch: Any) -> Any:
+            return self.trainer.train_step(state, batch, target=self.target)
+
+        compiled = compile_step(
+            step,
+            state,
+            batch,
+            in_shardings=(self.shardings, self._batch_shardings(batch)),
+            out_shardings=(self.shardings, None),
+            donate=(0,),
+            compiler_options=self.trainer.cfg.compiler_options,
+        )
+        self.compile_seconds += compiled.lower_seconds + compiled.compile_seconds
+        return compiled
+
+    def evaluate(self, params: Any, batch: Mapping[str, np.ndarray]) -> OutputCollection:
+        """Runs the evaluation of one batch, compiled at the first call."""
+        arrays = self.put(batch)
+        if self._eval is None:
+
+            def step(params: Any, batch: Any) -> Any:
+                return self.trainer.eval_step(params, batch, target=self.target)
+
+            self._eval = compile_step(
+                step,
+                params,
+                arrays,
+                in_shardings=(self.shardings.model, self._batch_shardings(arrays)),
+                compiler_options=self.trainer.cfg.compiler_options,
+            )
+            self.compile_seconds += self._eval.lower_seconds + self._eval.compile_seconds
+        return self._eval.call(params, arrays)
+
+    def _batch_shardings(self, batch: Any) -> Any:
+        return jax.tree.map(lambda _: self.batch_sharding, batch)
+
+
+class EvalProgram:
+    """What an evaler sees of a program: implements :class:`axcore.train.evaler.EvalProgram`."""
+
+    def __init__(self, program: Program, params: Any):
+        self.rows, self._program, self._params = program.rows, program, params
+
+    def __call__(self, batch: Any) -> OutputCollection:
+        return self._program.evaluate(self._params, batch)

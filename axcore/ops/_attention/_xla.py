@@ -16,12 +16,13 @@ forward or backward. The result is exact in either form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from axcore.ops._attention._softmax import softmax_values, weigh
 from axcore.ops._select import ambient_target, sharded_axes
 from axcore.ops.masks import Full, Mask, MaskArrays
 from axcore.transforms import remat, scan
@@ -264,22 +265,10 @@ def _block(
             bias = lax.slice_in_dim(bias, kv_offset, kv_offset + s, axis=-1)
         logits = logits + bias
     seen = _seen(static, rows, columns, q_offset, kv_offset, t, s)
-    if seen is not None:
-        logits = jnp.where(seen, logits, -jnp.inf)
-
-    peak = jnp.max(lax.stop_gradient(logits), axis=-1, keepdims=True)
-    if static.sinks_kg is not None:
-        sinks = static.sinks_kg[None, :, :, None, None]
-        peak = jnp.maximum(peak, lax.stop_gradient(sinks))
-    guarded = seen is not None or rows.bias is not None
-    if guarded:
-        peak = jnp.where(peak == -jnp.inf, 0.0, peak)  # rows without a key: exp(-inf - 0) = 0
-    weights = jnp.exp(logits - peak)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    if static.sinks_kg is not None:
-        total = total + jnp.exp(sinks - peak)  # pyright: ignore[reportPossiblyUnboundVariable]
-    elif guarded:
-        total = jnp.where(total == 0.0, 1.0, total)
+    sinks = None if static.sinks_kg is None else static.sinks_kg[None, :, :, None, None]
+    if static.pv_dot is lax.dot_general:
+        return cast("jax.Array", softmax_values(logits, seen, v_bksv, sinks))
+    weights, total, _ = weigh(logits, seen, sinks)
     out = static.pv_dot(
         weights.astype(v_bksv.dtype),
         v_bksv,

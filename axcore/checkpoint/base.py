@@ -25,7 +25,7 @@ class BaseCheckpointer(Configurable, abc.ABC):
         """When to save and what to keep.
 
         Attributes:
-            save_every_n_steps: Steps between saves; step 0 and the last step are saved too.
+            save_every_n_steps: Steps between saves; the last step is saved too.
             keep_last_n: How many of the newest steps stay.
             keep_every_n_steps: Steps divisible by this stay for good; None keeps none of them.
         """

@@ -38,91 +38,56 @@ def is_match(node: Node, kind: Any) -> bool:
 # Paths ------------------------------------------------------------------------------------------
 
 
-def locate(root: Node, path: str) -> tuple[Node, str]:
-    """Returns the deepest config on a path and the rest of the path below it, '' for itself.
+def place(root: Node, path: str) -> tuple[Node, str, Any]:
+    """Follows a path below ``root``.
+
+    Returns:
+        The config that holds what is there, the path below that config, and the value. A field
+        that a callable leaves unset, or accepts by ``**kwargs``, is a place too: its value is
+        REQUIRED.
 
     Raises:
         ConfigError: There is nothing at that path.
     """
-    node, rest = root, path
-    while rest:
-        child, below = _step(node, rest)
-        if child is None:
-            return node, rest
-        node, rest = child, below
-    return node, ""
-
-
-def _step(node: Node, rest: str) -> tuple[Node | None, str]:
-    """Follows ``rest`` from a config to the next one and what remains; (None, rest) at a leaf."""
-    first, *segments = rest.split(".")
-    values = state(node).values
-    if first not in values:
-        raise _store.unknown(node, first)
-    value, at = values[first], first
-    for i, segment in enumerate(segments):
+    if not path:
+        raise error("AX108", "the root itself cannot be set", hint="give a path")
+    owner, rest, value = root, "", root
+    for segment in path.split("."):
         if isinstance(value, Node):
-            return value, ".".join(segments[i:])
+            owner, rest = value, segment
+            if field_of(owner, segment) is None:
+                raise _store.unknown(owner, segment)
+            value = state(owner).values.get(segment, REQUIRED)
+            continue
         inner = dict(parts(value))
         if segment not in inner:
-            raise ConfigError(
+            known = f"it has: {', '.join(inner)}" if inner else "it has no parts"
+            raise error(
+                "AX108",
                 f"there is nothing at {segment!r} in {_write.brief(value)}",
-                code="AX108",
-                where=path_of(node, at),
-                hint=did_you_mean(segment, inner)
-                or (f"it has: {', '.join(inner)}" if inner else "it has no parts"),
+                path_of(owner, rest),
+                did_you_mean(segment, inner) or known,
             )
-        value, at = inner[segment], f"{at}.{segment}"
-    return (value, "") if isinstance(value, Node) else (None, rest)
+        rest, value = f"{rest}.{segment}", inner[segment]
+    return owner, rest, value
 
 
 def get_path(root: Node, path: str) -> Any:
     """See :meth:`Config.get_path`."""
-    node, rest = locate(root, path)
-    if not rest:
-        return node
-    segments = rest.split(".")
-    value: Any = state(node).values[segments[0]]
-    for segment in segments[1:]:
-        value = dict(parts(value))[segment]
+    if not path:
+        return root
+    owner, rest, value = place(root, path)
+    if rest not in state(owner).values and "." not in rest:
+        raise _store.unknown(owner, rest)
     return value
 
 
 def set_path(root: Node, path: str, value: Any) -> None:
     """See :meth:`Config.set_path`."""
-    node, rest = place(root, path)
+    owner, rest, _ = place(root, path)
     name, *inner = rest.split(".")
-    whole = _put(state(node).values[name], inner, value) if inner else value
-    checked = _store.check(node, name, whole)
-    _store.assign(node, name, checked, Stamp(), rest if inner else None)
-
-
-def place(root: Node, path: str) -> tuple[Node, str]:
-    """Returns the config that holds what is at ``path``, and the path below that config.
-
-    A field that a callable leaves unset, or accepts by ``**kwargs``, is a place too.
-    """
-    if not path:
-        raise ConfigError("the root itself cannot be set", code="AX108", hint="give a path")
-    above, _, last = path.rpartition(".")
-    try:
-        node, rest = locate(root, path)
-    except ConfigError:
-        node, rest = locate(root, above)
-        if rest or (last not in state(node).fields and not _takes(node, last)):
-            raise
-        return node, last
-    if rest:
-        return node, rest
-    own = state(node)
-    holder = own.parent() if own.parent is not None else None
-    assert holder is not None
-    return holder, own.key
-
-
-def _takes(node: Node, name: str) -> bool:
-    call = state(node).call
-    return call is not None and call.extra_field(name) is not None
+    whole = _put(state(owner).values[name], inner, value) if inner else value
+    _store.assign(owner, name, _store.check(owner, name, whole), Stamp(), rest)
 
 
 def _put(value: Any, segments: list[str], new: Any) -> Any:
@@ -137,18 +102,13 @@ def history(root: Node, path: str) -> tuple[Event, ...]:
     """See :meth:`Config.history`."""
     if not path:
         return (Event("default", _store.label(root), value=_write.brief(root)),)
-    node, rest = place(root, path)
-    own = state(node)
-    name = rest.split(".")[0]
-    field = own.fields[name]
-    default = _write.brief(field.default)
-    if "." in rest:
-        default = _write.brief(get_path(node, rest))
-    events = [Event("default", field.owner, value=default)]
-    for key, event in own.events:
-        if rest == key or rest.startswith(key + "."):
-            events.append(event)
-    return tuple(events)
+    owner, rest, value = place(root, path)
+    field = field_of(owner, rest.split(".")[0])
+    assert field is not None
+    default = value if "." in rest else field.default
+    events = [Event("default", field.owner, value=_write.brief(default))]
+    mine = [e for key, e in state(owner).events if f"{rest}.".startswith(f"{key}.")]
+    return (*events, *mine)
 
 
 # Patterns ---------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from axcore.errors import ConfigError
+
 if TYPE_CHECKING:
     from axcore.config._fields import Field
     from axcore.config._provenance import Event
@@ -20,6 +22,16 @@ V = TypeVar("V")
 
 #: Leaves that are shared between copies without a look inside.
 ATOMS: frozenset[type] = frozenset({bool, int, float, str, type(None)})
+
+
+def error(code: str, message: str, where: str = "", hint: str | None = None) -> ConfigError:
+    """Returns the error of this package; an empty ``where`` or hint is none."""
+    return ConfigError(message, code=code, where=where or None, hint=hint or None)
+
+
+def short_name(cls: Any) -> str:
+    """Returns the qualified name of a class, without the function it is defined in."""
+    return cls.__qualname__.rsplit("<locals>.", 1)[-1]
 
 
 class State:

@@ -12,11 +12,22 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from axcore.config import _names
-from axcore.config._tree import ATOMS, FrozenMapping, Node, copy_node, is_record, parts, rebuilt
+from axcore.config._tree import (
+    ATOMS,
+    FrozenMapping,
+    Node,
+    copy_node,
+    error,
+    is_record,
+    parts,
+    rebuilt,
+    short_name,
+)
 from axcore.errors import ConfigError
 
 
@@ -35,34 +46,22 @@ class Unset:
 REQUIRED: Any = Unset()
 
 
+@dataclass(frozen=True, repr=False)
 class Scaled:
     """A number that follows from another field; made by :func:`axcore.config.scaled`."""
 
-    __slots__ = ("factor", "minimum", "multiple_of", "of")
+    factor: float
+    of: str
+    multiple_of: int = 1
+    minimum: int = 1
 
-    def __init__(self, factor: float, of: str, multiple_of: int = 1, minimum: int = 1):
-        if type(factor) not in (int, float):
-            raise ConfigError(f"scaled() takes a factor that is a number, got {factor!r}")
-        if type(of) is not str or not of.isidentifier():
-            raise ConfigError(f"scaled(of=) takes the name of a field, got {of!r}")
-        if type(multiple_of) is not int or multiple_of < 1 or type(minimum) is not int:
+    def __post_init__(self):
+        if type(self.factor) not in (int, float):
+            raise ConfigError(f"scaled() takes a factor that is a number, got {self.factor!r}")
+        if type(self.of) is not str or not self.of.isidentifier():
+            raise ConfigError(f"scaled(of=) takes the name of a field, got {self.of!r}")
+        if {type(self.multiple_of), type(self.minimum)} != {int} or self.multiple_of < 1:
             raise ConfigError("scaled() takes multiple_of >= 1 and minimum as ints")
-        self.factor = factor
-        self.of = of
-        self.multiple_of = multiple_of
-        self.minimum = minimum
-
-    def _key(self) -> tuple[object, ...]:
-        return (repr(self.factor), self.of, self.multiple_of, self.minimum)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Scaled) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Scaled, (self.factor, self.of, self.multiple_of, self.minimum))
 
     def __repr__(self) -> str:
         more = f", multiple_of={self.multiple_of}" if self.multiple_of != 1 else ""
@@ -90,25 +89,16 @@ class Mismatch(Exception):
         self.hint = hint
         self.path: list[str] = []
 
-    def below(self, segment: str) -> Mismatch:
-        """Returns self with one more path segment in front."""
-        self.path.insert(0, segment)
-        return self
-
     def error(self, field: str, where: str) -> ConfigError:
         """Returns the user's error; ``field`` is ``Owner.Config.name``, ``where`` its path."""
-        return ConfigError(
-            f"got {self.got}, expected {self.expected} (field {field})",
-            code="AX101",
-            where=".".join([where, *self.path]),
-            hint=self.hint,
-        )
+        message = f"got {self.got}, expected {self.expected} (field {field})"
+        return error("AX101", message, ".".join([where, *self.path]), self.hint)
 
 
 def describe(value: object) -> str:
     """Returns a value in words for an error message: ``'x' (str)``."""
     if isinstance(value, Node):
-        return f"a {type(value).__qualname__.rsplit('<locals>.', 1)[-1]}"
+        return f"a {short_name(type(value))}"
     text = repr(value)
     text = text if len(text) <= 60 else text[:57] + "..."
     return f"{text} ({type(value).__name__})"
@@ -130,7 +120,7 @@ def _hint_for(value: object) -> str | None:
 
 
 class Checker:
-    """Accepts every legal value (the checker of ``Any``); subclasses accept less.
+    """Accepts the legal values that pass a test; without one (``Any``) every legal value.
 
     Attributes:
         expected: The accepted values in words.
@@ -138,12 +128,17 @@ class Checker:
         enums: Enum classes among the accepted types, for reading a member by its name.
     """
 
-    expected = "a literal, enum, tuple, Mapping, frozen dataclass, config, function or class"
     number: str | None = None
     enums: tuple[type[enum.Enum], ...] = ()
 
+    def __init__(self, expected: str, accepts: Callable[[Any], bool] | None = None):
+        self.expected = expected
+        self._accepts = accepts
+
     def convert(self, value: Any) -> Any:
         """Returns the value as stored. Raises Mismatch."""
+        if self._accepts is not None and not self._accepts(value):
+            raise self.refuse(value)
         kind = cast(Any, type(value))
         if kind in ATOMS or kind is Scaled:
             return value
@@ -152,29 +147,37 @@ class Checker:
         if isinstance(value, enum.Enum):
             public(kind, self.expected)
             return value
-        if kind is tuple or kind is list:
-            return _convert_all(cast("tuple[Any, ...]", value), self)
-        if kind is FrozenMapping or kind is dict or kind is types.MappingProxyType:
-            return _convert_mapping(cast("Mapping[Any, Any]", value), self)
+        if kind in SEQUENCES:
+            return tuple([ANY.part(str(i), part) for i, part in enumerate(value)])
+        if kind in MAPPINGS:
+            return _frozen(value, ANY)
         if is_record(value):
-            return _convert_record(value)
+            return _record(value)
         if isinstance(value, functools.partial):
             from axcore.config._call import from_partial
 
             return from_partial(cast("functools.partial[Any]", value))
-        if callable(value):
-            if not isinstance(value, type) and hasattr(type(value), "Config"):
-                raise Mismatch(f"a {kind.__name__}", self.expected, _hint_for(value))
+        if callable(value) and (isinstance(value, type) or not hasattr(kind, "Config")):
             public(value, self.expected)
             return value
         raise self.refuse(value)
+
+    def part(self, segment: str, value: Any) -> Any:
+        """Converts what is at one path segment inside a value."""
+        try:
+            return self.convert(value)
+        except Mismatch as e:
+            e.path.insert(0, segment)
+            raise
 
     def refuse(self, value: object) -> Mismatch:
         """Returns the error for a value that is not accepted."""
         return Mismatch(describe(value), self.expected, _hint_for(value))
 
 
-ANY = Checker()
+SEQUENCES = (tuple, list)
+MAPPINGS = (FrozenMapping, dict, types.MappingProxyType)
+ANY = Checker("a literal, enum, tuple, Mapping, frozen dataclass, config, function or class")
 
 
 def public(value: Any, expected: str) -> None:
@@ -185,26 +188,12 @@ def public(value: Any, expected: str) -> None:
         raise Mismatch(str(e), expected, e.hint) from None
 
 
-def _convert_all(value: tuple[Any, ...], *checkers: Checker) -> tuple[Any, ...]:
-    each = checkers if len(checkers) == len(value) else checkers * len(value)
-    out: list[Any] = []
-    for i, (part, checker) in enumerate(zip(value, each, strict=True)):
-        try:
-            out.append(checker.convert(part))
-        except Mismatch as e:
-            raise e.below(str(i)) from None
-    return tuple(out)
-
-
-def _convert_mapping(value: Mapping[Any, Any], checker: Checker) -> FrozenMapping[Any]:
+def _frozen(value: Mapping[Any, Any], checker: Checker) -> FrozenMapping[Any]:
     out: dict[str, Any] = {}
     for key, part in value.items():
         if type(key) is not str:
             raise Mismatch(f"the key {describe(key)}", "keys that are str")
-        try:
-            out[key] = checker.convert(part)
-        except Mismatch as e:
-            raise e.below(key) from None
+        out[key] = checker.part(key, part)
         if not is_leaf(out[key]) and (not key or set(key) & set(". :\n")):
             raise Mismatch(f"the key {key!r}", "a key without dots, colons or spaces")
     return FrozenMapping(out)
@@ -215,7 +204,7 @@ def is_leaf(value: Any) -> bool:
     return not isinstance(value, Node) and all(is_leaf(part) for _, part in parts(value))
 
 
-def _convert_record(value: Any) -> Any:
+def _record(value: Any) -> Any:
     kind = cast(Any, type(value))
     if not kind.__dataclass_params__.frozen:
         raise Mismatch(
@@ -225,14 +214,7 @@ def _convert_record(value: Any) -> Any:
         )
     public(kind, "a frozen dataclass with a public path")
     checkers = record_checkers(kind)
-
-    def convert(name: str, part: Any) -> Any:
-        try:
-            return checkers[name].convert(part)
-        except Mismatch as e:
-            raise e.below(name) from None
-
-    return rebuilt(value, convert)
+    return rebuilt(value, lambda name, part: checkers[name].part(name, part))
 
 
 @functools.cache
@@ -246,79 +228,63 @@ def record_checkers(cls: type) -> dict[str, Checker]:
     return {n: compile_annotation(hints.get(n, Any), f"{cls.__name__}.{n}") for n in names}
 
 
-class AtomChecker(Checker):
-    """Exactly one of bool, int, str, None; a float field takes ints too."""
+class NumberChecker(Checker):
+    """An int or a float (which takes ints too), or ``scaled``."""
 
     def __init__(self, kind: type):
+        super().__init__(kind.__name__)
         self.kind = kind
-        self.expected = "None" if kind is type(None) else kind.__name__
-        self.number = kind.__name__ if kind in (int, float) else None
+        self.number = kind.__name__
 
     def convert(self, value: Any) -> Any:
-        if type(value) is self.kind:
+        if type(value) is self.kind or type(value) is Scaled:
             return value
-        if self.number is not None:
-            if type(value) is Scaled:
-                return value
-            if type(value) is int and self.kind is float:
-                try:
-                    return float(value)
-                except OverflowError:
-                    raise Mismatch("an int too large for a float", self.expected) from None
-        raise self.refuse(value)
-
-
-class LiteralChecker(Checker):
-    """One of a few given values, of the same type (True is not 1)."""
-
-    def __init__(self, choices: tuple[Any, ...]):
-        self.choices = choices
-        self.expected = "one of " + ", ".join(repr(c) for c in choices)
-
-    def convert(self, value: Any) -> Any:
-        if any(type(value) is type(c) and value == c for c in self.choices):
-            return value
-        raise self.refuse(value)
+        if type(value) is not int:
+            raise self.refuse(value)
+        try:
+            return self.kind(value)
+        except OverflowError:
+            raise Mismatch("an int too large for a float", self.expected) from None
 
 
 class TupleChecker(Checker):
     """``tuple[X, ...]`` (one checker, variadic) or ``tuple[X, Y]``; a list is stored as a tuple."""
 
     def __init__(self, checkers: tuple[Checker, ...], variadic: bool):
+        inner = ", ".join(c.expected for c in checkers)
+        super().__init__(f"a tuple of {inner}" if variadic else f"a tuple ({inner})")
         self.checkers = checkers
         self.variadic = variadic
-        inner = ", ".join(c.expected for c in checkers)
-        self.expected = f"a tuple of {inner}" if variadic else f"a tuple ({inner})"
 
     def convert(self, value: Any) -> Any:
-        if type(value) not in (tuple, list):
+        if type(value) not in SEQUENCES:
             raise self.refuse(value)
-        if self.variadic:
-            return _convert_all(value, self.checkers[0]) if value else ()
-        if len(value) != len(self.checkers):
-            raise Mismatch(f"{len(value)} elements", f"{len(self.checkers)}: {self.expected}")
-        return _convert_all(value, *self.checkers)
+        each = self.checkers * len(value) if self.variadic else self.checkers
+        if len(value) != len(each):
+            raise Mismatch(f"{len(value)} elements", f"{len(each)}: {self.expected}")
+        pairs = zip(each, value, strict=True)
+        return tuple([checker.part(str(i), part) for i, (checker, part) in enumerate(pairs)])
 
 
 class MappingChecker(Checker):
     """``Mapping[str, X]``."""
 
     def __init__(self, checker: Checker):
+        super().__init__(f"a Mapping of str to {checker.expected}")
         self.checker = checker
-        self.expected = f"a Mapping of str to {checker.expected}"
 
     def convert(self, value: Any) -> Any:
-        if type(value) not in (dict, FrozenMapping, types.MappingProxyType):
+        if type(value) not in MAPPINGS:
             raise self.refuse(value)
-        return _convert_mapping(value, self.checker)
+        return _frozen(value, self.checker)
 
 
 class UnionChecker(Checker):
     """Any of several; an int stays an int where both int and float are accepted."""
 
     def __init__(self, options: tuple[Checker, ...]):
-        self.options = tuple(sorted(options, key=lambda c: c.number == "float"))
-        self.expected = " or ".join(c.expected for c in options)
+        super().__init__(" or ".join(c.expected for c in options))
+        self.options = sorted(options, key=lambda c: c.number == "float")
         self.enums = tuple(e for c in options for e in c.enums)
         numbers = {c.number for c in options} - {None}
         self.number = numbers.pop() if len(numbers) == 1 else None
@@ -329,55 +295,53 @@ class UnionChecker(Checker):
             try:
                 return option.convert(value)
             except Mismatch as e:
-                if e.path and (deepest is None or len(e.path) > len(deepest.path)):
+                if len(e.path) > (len(deepest.path) if deepest else 0):
                     deepest = e
         raise deepest or self.refuse(value)
 
 
-class InstanceChecker(Checker):
+def _literal(choices: tuple[Any, ...]) -> Checker:
+    """One of a few given values, of the same type (True is not 1)."""
+    expected = "one of " + ", ".join(repr(c) for c in choices)
+    return Checker(expected, lambda v: any(type(v) is type(c) and v == c for c in choices))
+
+
+def _instance(kind: type) -> Checker:
     """A config class, enum, frozen dataclass, abstract base or runtime protocol."""
-
-    def __init__(self, kind: type):
-        self.kind = kind
-        name = kind.__qualname__.rsplit("<locals>.", 1)[-1]
-        self.expected = f"a {name}" if not name.endswith("Config") else f"a config ({name})"
-        if issubclass(kind, enum.Enum):
-            self.enums = (kind,)
-            self.expected = f"a {name} ({', '.join(m.name for m in kind)})"
-
-    def convert(self, value: Any) -> Any:
-        if isinstance(value, self.kind):
-            return super().convert(value)
-        raise self.refuse(value)
+    name = short_name(kind)
+    expected = f"a config ({name})" if name.endswith("Config") else f"a {name}"
+    members = tuple(kind.__members__) if issubclass(kind, enum.Enum) else ()
+    expected += f" ({', '.join(members)})" if members else ""
+    checker = Checker(expected, lambda v: isinstance(v, kind))
+    checker.enums = (kind,) if issubclass(kind, enum.Enum) else ()
+    return checker
 
 
-class CallableChecker(Checker):
-    """A function or class with a public path, a functools.partial of one, or partial_for."""
-
-    expected = "a function or class with a public path, or partial_for(...)"
-
-    def convert(self, value: Any) -> Any:
-        if callable(value):
-            return super().convert(value)
-        raise self.refuse(value)
+def _subclass(bound: type) -> Checker:
+    expected = "a class" if bound is object else f"a subclass of {bound.__name__}"
+    return Checker(expected, lambda v: isinstance(v, type) and issubclass(v, bound))
 
 
-class TypeChecker(Checker):
-    """``type`` or ``type[X]``: a class with a public path."""
-
-    def __init__(self, bound: type = object):
-        self.bound = bound
-        self.expected = "a class" if bound is object else f"a subclass of {bound.__name__}"
-
-    def convert(self, value: Any) -> Any:
-        if isinstance(value, type) and issubclass(value, self.bound):
-            public(value, self.expected)
-            return value
-        raise self.refuse(value)
+_CHANGES = "which can change"
+#: Types that no field can have: why, and what to write instead.
+_REFUSED: dict[type, tuple[str, str]] = {
+    **dict.fromkeys((list, set, frozenset), (_CHANGES, "write tuple[X, ...]")),
+    **dict.fromkeys((dict, collections.abc.MutableMapping), (_CHANGES, "write Mapping[str, X]")),
+    **dict.fromkeys(
+        (bytes, bytearray, complex),
+        ("which has no text form", "use literals, tuples, Mapping, enums, frozen dataclasses, ..."),
+    ),
+}
 
 
-def _refuse_annotation(what: str, where: str, hint: str) -> ConfigError:
-    return ConfigError(f"a field cannot be a {what}", code="AX105", where=where, hint=hint)
+def _refusal(kind: type) -> tuple[str, str] | None:
+    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
+        hint = "decorate it with @typing.runtime_checkable"
+        return "a protocol that cannot be checked at run time", hint
+    record = getattr(kind, "__dataclass_params__", None)
+    if record is not None and not record.frozen:
+        return "a dataclass that can change", "declare it frozen=True"
+    return _REFUSED.get(kind)
 
 
 def compile_annotation(annotation: Any, where: str) -> Checker:
@@ -393,59 +357,42 @@ def compile_annotation(annotation: Any, where: str) -> Checker:
 
     if annotation is Any or annotation is object or isinstance(annotation, typing.TypeVar):
         return ANY
-    if annotation is None or annotation in (bool, int, float, str, type(None)):
-        return AtomChecker(annotation or type(None))
+    if annotation in (int, float):
+        return NumberChecker(annotation)
+    if annotation in (bool, str, None, type(None)):
+        kind = annotation or type(None)
+        expected = "None" if kind is type(None) else kind.__name__
+        return Checker(expected, lambda v: type(v) is kind)
     if isinstance(annotation, str | typing.ForwardRef):
         raise NameError(f"{annotation!r} inside an annotation; unquote it")
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return inner(args[0])
-    if hasattr(annotation, "__supertype__"):  # NewType
-        return inner(annotation.__supertype__)
-    if hasattr(annotation, "__value__"):  # a `type X = ...` statement
-        return inner(annotation.__value__)
+    for inside in ("__supertype__", "__value__"):  # of a NewType, of a `type X = ...` statement
+        if hasattr(annotation, inside):
+            return inner(getattr(annotation, inside))
     if origin is typing.Literal:
-        return LiteralChecker(args)
+        return _literal(args)
     if origin is typing.Union or origin is types.UnionType:
         return UnionChecker(tuple(inner(a) for a in args))
     kind: Any = origin or annotation
-    if kind in (list, set, frozenset, dict, collections.abc.MutableMapping):
-        out = (
-            "Mapping[str, X]" if kind in (dict, collections.abc.MutableMapping) else "tuple[X, ...]"
-        )
-        raise _refuse_annotation(f"{kind.__name__}, which can change", where, f"write {out}")
+    if not isinstance(kind, type):
+        what, hint = repr(annotation), "see axcore.config for what a field can be"
+        raise error("AX105", f"a field cannot be a {what}", where, hint)
+    if refused := _refusal(kind):
+        why, hint = refused
+        raise error("AX105", f"a field cannot be a {kind.__name__}, {why}", where, hint)
+    if kind is tuple and args and args[-1] is not ...:
+        return TupleChecker(tuple(inner(a) for a in args), variadic=False)
     if kind is tuple or kind is collections.abc.Sequence:
-        if kind is tuple and args and args[-1] is not ...:
-            return TupleChecker(tuple(inner(a) for a in args), variadic=False)
         return TupleChecker((inner(args[0]) if args else ANY,), variadic=True)
     if kind is collections.abc.Mapping:
         if args and args[0] is not str:
-            raise _refuse_annotation("Mapping with keys other than str", where, "use str keys")
+            message = "a field cannot be a Mapping with keys other than str"
+            raise error("AX105", message, where, "use str keys")
         return MappingChecker(inner(args[1]) if args else ANY)
     if kind is collections.abc.Callable:  # pyright: ignore[reportUnknownMemberType]
-        return CallableChecker()
+        return Checker("a function or class with a public path, or partial_for(...)", callable)
     if kind is type:
-        bound = args[0] if args and isinstance(args[0], type) else object
-        return TypeChecker(bound)
-    if isinstance(kind, type):
-        if getattr(kind, "_is_protocol", False) and not getattr(
-            kind, "_is_runtime_protocol", False
-        ):
-            raise _refuse_annotation(
-                f"{kind.__name__}, a protocol that cannot be checked at run time",
-                where,
-                "decorate it with @typing.runtime_checkable",
-            )
-        fields = getattr(kind, "__dataclass_params__", None)
-        if fields is not None and not fields.frozen:
-            raise _refuse_annotation(
-                f"{kind.__name__}, a dataclass that can change", where, "declare it frozen=True"
-            )
-        if kind in (bytes, bytearray, complex):
-            raise _refuse_annotation(
-                f"{kind.__name__}, which has no text form",
-                where,
-                "use literals, tuples, Mapping, enums, frozen dataclasses, configs, functions",
-            )
-        return InstanceChecker(kind)
-    raise _refuse_annotation(f"{annotation!r}", where, "see axcore.config for what a field can be")
+        return _subclass(args[0] if args and isinstance(args[0], type) else object)
+    return _instance(kind)

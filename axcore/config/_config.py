@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast, dataclass_transform
 
 from axcore.config import _edit, _replace, _resolve, _store, _text, _write
-from axcore.config._fields import REQUIRED, Field, FieldInfo, collect, doc_of, short_name
-from axcore.config._provenance import Event, Stamp
+from axcore.config._fields import REQUIRED, Field, FieldInfo, collect, doc_of
+from axcore.config._provenance import Event
 from axcore.config._tree import (
     ATOMS,
     Node,
@@ -17,9 +17,10 @@ from axcore.config._tree import (
     copy_node,
     copy_value,
     freeze,
-    nodes_in,
+    nodes_below,
     path_of,
     set_state,
+    short_name,
     state,
     walk,
 )
@@ -83,18 +84,12 @@ def fields_of(cls: ConfigMeta) -> dict[str, Field]:
 
 def _stamp_default(field: Field) -> None:
     """Records what a class body sets inside a nested default as a default of that class."""
-    for node in _nodes_below(field.default):
+    for node in nodes_below(field.default):
         own = state(node)
         own.events = [
             (key, e if e.kind == "default" else Event("default", field.owner, value=e.value))
             for key, e in own.events
         ]
-
-
-def _nodes_below(value: Any) -> Iterator[Node]:
-    for _, top in nodes_in(value, ""):
-        for _, node in walk(top):
-            yield node
 
 
 class Config(Node, metaclass=ConfigMeta):
@@ -148,10 +143,7 @@ class Config(Node, metaclass=ConfigMeta):
         Raises:
             ConfigError: An unknown field, a wrong type, or a frozen config.
         """
-        checked = {name: _store.check(self, name, value) for name, value in values.items()}
-        stamp = Stamp()
-        for name, value in checked.items():
-            _store.assign(self, name, value, stamp)
+        _store.set_all([self], values)
         return self
 
     def fields(self) -> Mapping[str, FieldInfo]:
@@ -398,18 +390,18 @@ def _pair(cls: Any) -> None:
         namespace = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
         own = cls.Config = ConfigMeta("Config", tuple(parents), namespace)
     elif not (isinstance(own, type) and all(issubclass(own, p) for p in parents)):
-        names = ", ".join(short_name(p.__qualname__) for p in parents)
+        names = ", ".join(short_name(p) for p in parents)
         raise ConfigError(
             "a nested Config must derive from the parent's",
             code="AX105",
-            where=f"{short_name(cls.__qualname__)}.Config",
+            where=f"{short_name(cls)}.Config",
             hint=f"write class Config({names})",
         )
     elif vars(own).get("target") is not None:
         raise ConfigError(
             f"this config class already configures {vars(own)['target'].__qualname__}",
             code="AX105",
-            where=f"{short_name(cls.__qualname__)}.Config",
+            where=f"{short_name(cls)}.Config",
             hint="declare a nested class Config that derives from it",
         )
     for field in cast(ConfigMeta, own).ax_own.values():

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from axcore.config import _store, _write
+from axcore.config._fields import REQUIRED
 from axcore.config._provenance import Event, Stamp
-from axcore.config._tree import Node, parts, path_of, rebuilt, state, walk
-from axcore.errors import ConfigError, did_you_mean
+from axcore.config._tree import Node, error, parts, path_of, rebuilt, state, walk
+from axcore.errors import did_you_mean
 
 C = TypeVar("C", bound=Node)
 
@@ -24,13 +25,10 @@ def is_match(node: Node, kind: Any) -> bool:
     if is_config_class(kind):
         return isinstance(node, kind)
     if is_config_class(getattr(kind, "Config", None)):
-        raise ConfigError(
-            f"got the class {kind.__name__}, expected a config class",
-            code="AX101",
-            hint=f"write {kind.__name__}.Config",
-        )
+        message = f"got the class {kind.__name__}, expected a config class"
+        raise error("AX101", message, hint=f"write {kind.__name__}.Config")
     if not callable(kind):
-        raise ConfigError(f"got {kind!r}, expected a config class or a callable", code="AX101")
+        raise error("AX101", f"got {kind!r}, expected a config class or a callable")
     call = state(node).call
     return call is not None and call.fn is kind
 
@@ -55,7 +53,7 @@ def place(root: Node, path: str) -> tuple[Node, str, Any]:
     for segment in path.split("."):
         if isinstance(value, Node):
             owner, rest = value, segment
-            if field_of(owner, segment) is None:
+            if _store.field_of(owner, segment) is None:
                 raise _store.unknown(owner, segment)
             value = state(owner).values.get(segment, REQUIRED)
             continue
@@ -103,7 +101,7 @@ def history(root: Node, path: str) -> tuple[Event, ...]:
     if not path:
         return (Event("default", _store.label(root), value=_write.brief(root)),)
     owner, rest, value = place(root, path)
-    field = field_of(owner, rest.split(".")[0])
+    field = _store.field_of(owner, rest.split(".")[0])
     assert field is not None
     default = value if "." in rest else field.default
     events = [Event("default", field.owner, value=_write.brief(default))]
@@ -142,12 +140,9 @@ class Selection(Generic[C]):
         self.nodes = {path: node for path, node in found if matches(pattern, path)}
         if not self.nodes:
             known = [path for path, _ in found]
-            raise ConfigError(
-                f"the pattern {pattern!r} matches no config",
-                code="AX108",
-                where=path_of(root) or None,
-                hint=did_you_mean(pattern, known) or _some(known),
-            )
+            message = f"the pattern {pattern!r} matches no config"
+            hint = did_you_mean(pattern, known) or _some(known)
+            raise error("AX108", message, path_of(root), hint)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
@@ -157,14 +152,7 @@ class Selection(Generic[C]):
 
     def set(self, /, **values: Any) -> C:
         """Sets fields of every selected config, or (on an error) of none; returns the root."""
-        stamp = Stamp()
-        checked = [
-            (node, name, _store.check(node, name, value))
-            for node in self.nodes.values()
-            for name, value in values.items()
-        ]
-        for node, name, value in checked:
-            _store.assign(node, name, value, stamp)
+        _store.set_all(self.nodes.values(), values)
         return self._root
 
 

@@ -180,11 +180,6 @@ def local_scope(frame: FrameType | None) -> dict[str, Any]:
     return names
 
 
-def short_name(qualname: str) -> str:
-    """Returns a class's qualified name without the function it is defined in."""
-    return qualname.rsplit("<locals>.", 1)[-1]
-
-
 def collect(
     namespace: dict[str, Any],
     inherited: Mapping[str, Field],
@@ -208,7 +203,7 @@ def collect(
         ConfigError: A field hides a method, starts with an underscore, or has no annotation.
     """
     qualname = str(namespace["__qualname__"])
-    owner, module = short_name(qualname), str(namespace["__module__"])
+    owner, module = qualname.rsplit("<locals>.", 1)[-1], str(namespace["__module__"])
 
     def refuse(name: str, message: str, hint: str) -> ConfigError:
         return ConfigError(message, code="AX105", where=f"{owner}.{name}", hint=hint)

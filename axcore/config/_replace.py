@@ -11,7 +11,17 @@ from typing import Any
 from axcore.config import _edit, _store, _write
 from axcore.config._fields import REQUIRED
 from axcore.config._provenance import Event, Stamp
-from axcore.config._tree import Node, children, copy_node, join, map_nodes, nodes_in, path_of, state
+from axcore.config._tree import (
+    Node,
+    children,
+    copy_node,
+    join,
+    map_nodes,
+    nodes_in,
+    path_of,
+    short_name,
+    state,
+)
 from axcore.errors import ConfigError
 
 _log = logging.getLogger("axcore.config")
@@ -122,7 +132,7 @@ def _found(
 
 
 def _nothing_matched(root: Node, old: Any, where: Any) -> None:
-    name = _store.short_name(getattr(old, "__qualname__", repr(old)))
+    name = short_name(old) if hasattr(old, "__qualname__") else repr(old)
     elsewhere = [path for path, *_ in _found(root, "", old, lambda path, node: True)]
     if elsewhere:
         hint = f"`where` excludes those at: {', '.join(elsewhere[:5])}"

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from axcore.config import _write
-from axcore.config._fields import REQUIRED, Field, short_name
+from axcore.config._fields import REQUIRED, Field
 from axcore.config._provenance import STRENGTH, Stamp
-from axcore.config._tree import ATOMS, Node, adopt, nodes_in, parts, path_of, state, walk
+from axcore.config._tree import (
+    ATOMS,
+    Node,
+    adopt,
+    error,
+    nodes_below,
+    nodes_in,
+    parts,
+    path_of,
+    short_name,
+    state,
+)
 from axcore.config._types import Mismatch
 from axcore.errors import ConfigError, did_you_mean
 
@@ -21,44 +33,46 @@ def label(node: Node) -> str:
     call = state(node).call
     if call is not None:
         return f"{call.word}({getattr(call.fn, '__name__', '?')})"
-    return short_name(type(node).__qualname__)
+    return short_name(type(node))
+
+
+def field_of(node: Node, name: str) -> Field | None:
+    """Returns a field, also one for a keyword that only ``**kwargs`` of a callable takes."""
+    own = state(node)
+    if name in own.fields or own.call is None:
+        return own.fields.get(name)
+    return own.call.extra_field(name)
 
 
 def unknown(node: Node, name: str) -> UnknownFieldError:
     """Returns the error for a field that a config does not have."""
     own = state(node)
-    where = path_of(node, name)
+    message = f"{label(node)} has no field {name!r}"
+    hint = did_you_mean(name, own.fields) or f"its fields are: {', '.join(own.fields) or 'none'}"
     if name in own.fields:
-        return UnknownFieldError(
-            f"{label(node)}.{name} is not set: the callable uses its own default",
-            code="AX102",
-            where=where,
-        )
-    hint = did_you_mean(name, own.fields)
-    return UnknownFieldError(
-        f"{label(node)} has no field {name!r}",
-        code="AX102",
-        where=where,
-        hint=hint or f"its fields are: {', '.join(own.fields) or 'none'}",
-    )
+        message = f"{label(node)}.{name} is not set: the callable uses its own default"
+        hint = None
+    return UnknownFieldError(message, code="AX102", where=path_of(node, name), hint=hint)
 
 
 def check(node: Node, name: str, value: Any) -> Any:
     """Returns ``value`` as the field stores it. Raises ConfigError; changes nothing."""
-    own = state(node)
-    if own.frozen:
-        raise ConfigError(
-            f"{label(node)} is frozen",
-            code="AX104",
-            where=path_of(node, name),
-            hint="edit a copy: cfg = cfg.copy()",
-        )
-    field = own.fields.get(name)
-    if field is None and own.call is not None:
-        field = own.call.extra_field(name)
+    if state(node).frozen:
+        hint = "edit a copy: cfg = cfg.copy()"
+        raise error("AX104", f"{label(node)} is frozen", path_of(node, name), hint)
+    field = field_of(node, name)
     if field is None:
         raise unknown(node, name)
     return convert(node, field, value)
+
+
+def set_all(nodes: Iterable[Node], values: Mapping[str, Any]) -> None:
+    """Sets fields of every node, or (on an error) of none."""
+    stamp = Stamp()
+    pairs = [(node, name) for node in nodes for name in values]
+    checked = [(node, name, check(node, name, values[name])) for node, name in pairs]
+    for node, name, value in checked:
+        assign(node, name, value, stamp)
 
 
 def convert(node: Node, field: Field, value: Any) -> Any:
@@ -71,7 +85,7 @@ def convert(node: Node, field: Field, value: Any) -> Any:
         raise e.error(f"{label(node)}.{field.name}", path_of(node, field.name)) from None
 
 
-def assign(node: Node, name: str, value: Any, stamp: Stamp, key: str | None = None) -> None:
+def assign(node: Node, name: str, value: Any, stamp: Stamp, key: str = "") -> None:
     """Stores a checked value and records who set it.
 
     Args:
@@ -83,7 +97,7 @@ def assign(node: Node, name: str, value: Any, stamp: Stamp, key: str | None = No
     """
     store(node, name, value)
     part = value
-    for segment in key.split(".")[1:] if key else ():
+    for segment in key.split(".")[1:]:
         part = dict(parts(part))[segment]
     if type(part) not in ATOMS and stamp.scoped:
         claim(part, stamp)
@@ -109,10 +123,8 @@ def claim(value: Any, stamp: Stamp) -> None:
     A modifier that places a config written elsewhere thereby sets that config's values; a rule
     that wraps a config does not take over what a flag had set inside it.
     """
-    for _, top in nodes_in(value, ""):
-        for _, node in walk(top):
-            own = state(node)
-            last = {key: event for key, event in own.events}
-            for key, event in last.items():
-                if STRENGTH[event.kind] < STRENGTH[stamp.kind]:
-                    own.events.append((key, stamp.event(event.value)))
+    for node in nodes_below(value):
+        events = state(node).events
+        for key, event in dict(events).items():
+            if STRENGTH[event.kind] < STRENGTH[stamp.kind]:
+                events.append((key, stamp.event(event.value)))

@@ -243,8 +243,8 @@ class _Reader:
         stamp = Stamp()
         own = state(node)
         # A keyword that only **kwargs takes is known by its line alone.
-        names = [n for n in self.kids.get(path, ()) if n not in own.values]
-        for name in [*own.values, *(n for n in names if _takes(node, n))]:
+        more = [n for n in self.kids.get(path, ()) if n not in own.values]
+        for name in [*own.values, *(n for n in more if _store.field_of(node, n))]:
             at = join(path, name)
             default = own.values.get(name, REQUIRED)
             value = self.read(at, path, default)
@@ -266,11 +266,6 @@ class _Reader:
                 raise self.error(
                     f"{path!r} is no path of this config", number, did_you_mean(path, known) or None
                 )
-
-
-def _takes(node: Node, name: str) -> bool:
-    own = state(node)
-    return name in own.fields or (own.call is not None and own.call.extra_field(name) is not None)
 
 
 def _is_data(expr: ast.expr) -> TypeGuard[ast.Call]:
@@ -323,9 +318,8 @@ def unpickled(cls: type[Any], text: str, rest: Snapshot) -> Any:
 
 def set_path_text(root: Any, path: str, text: str, trusted: tuple[str, ...]) -> None:
     """See :meth:`Config.set_path_text`."""
-    node, rest = _edit.place(root, path)
-    own = state(node)
-    field = own.fields.get(rest.split(".")[0])
+    node, rest, _ = _edit.place(root, path)
+    field = _store.field_of(node, rest.split(".")[0])
     candidates: list[Any] = []
     failed: ConfigError | None = None
     try:

@@ -194,6 +194,13 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
         yield from walk(child, join(path, key))
 
 
+def nodes_below(value: Any) -> Iterator[Node]:
+    """Yields every node in ``value``, also inside nodes."""
+    for _, top in nodes_in(value, ""):
+        for _, node in walk(top):
+            yield node
+
+
 def join(*segments: str) -> str:
     """Joins path segments, leaving out empty ones."""
     return ".".join(s for s in segments if s)

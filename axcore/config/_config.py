@@ -16,6 +16,7 @@ from axcore.config._tree import (
     adopt,
     copy_node,
     copy_value,
+    error,
     freeze,
     nodes_below,
     path_of,
@@ -340,11 +341,9 @@ class Config(Node, metaclass=ConfigMeta):
         """
         cfg = _resolve.prepared(self, None, {}, "")
         if cfg.target is None:
-            raise ConfigError(
-                f"{_store.label(self)} configures no class, so it cannot be instantiated",
-                where=path_of(self) or None,
-                hint="declare it as the nested class Config of a Configurable",
-            )
+            message = f"{_store.label(self)} configures no class, so it cannot be instantiated"
+            hint = "declare it as the nested class Config of a Configurable"
+            raise error("AX100", message, path_of(self), hint)
         return cfg.target.from_config(cfg, **kwargs)
 
 
@@ -386,24 +385,17 @@ def _pair(cls: Any) -> None:
     parents: list[Any] = [b.Config for b in cls.__bases__ if issubclass(b, Configurable)]
     parents = list(dict.fromkeys(parents))
     own: Any = cls.__dict__.get("Config")
+    where = f"{short_name(cls)}.Config"
     if own is None:
         namespace = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
         own = cls.Config = ConfigMeta("Config", tuple(parents), namespace)
     elif not (isinstance(own, type) and all(issubclass(own, p) for p in parents)):
-        names = ", ".join(short_name(p) for p in parents)
-        raise ConfigError(
-            "a nested Config must derive from the parent's",
-            code="AX105",
-            where=f"{short_name(cls)}.Config",
-            hint=f"write class Config({names})",
-        )
+        hint = f"write class Config({', '.join(short_name(p) for p in parents)})"
+        raise error("AX105", "a nested Config must derive from the parent's", where, hint)
     elif vars(own).get("target") is not None:
-        raise ConfigError(
-            f"this config class already configures {vars(own)['target'].__qualname__}",
-            code="AX105",
-            where=f"{short_name(cls)}.Config",
-            hint="declare a nested class Config that derives from it",
-        )
+        message = f"this config class already configures {vars(own)['target'].__qualname__}"
+        hint = "declare a nested class Config that derives from it"
+        raise error("AX105", message, where, hint)
     for field in cast(ConfigMeta, own).ax_own.values():
         field.know(cls.__name__, cls)
     setattr(own, "target", cls)  # noqa: B010 (of this class, unseen by checkers)

@@ -64,6 +64,15 @@ class Call:
                     continue  # cannot be written down: left to the callable
             self.values[name] = field.default
 
+    def bare(self, cls: type[CallConfig]) -> CallConfig:
+        """Returns a config of the callable with nothing set."""
+        node = object.__new__(cls)
+        own = State(self.fields)
+        own.call = self
+        own.values = dict(self.values)
+        set_state(node, own)
+        return node
+
     def _field(self, name: str) -> Field:
         return Field(name, Any, REQUIRED, self._name, self.fn.__module__ or "")
 
@@ -181,11 +190,7 @@ def _new(
     except Mismatch as e:
         raise ConfigError(f"{word}: {e.got}", code="AX107", hint=e.hint) from None
     call = call_of(fn, cls is PartialConfig)
-    node = object.__new__(cls)
-    own = State(call.fields)
-    own.call = call
-    set_state(node, own)
-    own.values = dict(call.values)
+    node = call.bare(cls)
     values = {**_by_name(call, args, kwargs), **kwargs}
     stamp = Stamp()
     for name, value in values.items():

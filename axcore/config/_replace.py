@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from axcore.config import _edit, _store, _write
@@ -15,14 +15,18 @@ from axcore.config._tree import (
     Node,
     children,
     copy_node,
+    error,
     join,
     map_nodes,
-    nodes_in,
     path_of,
     short_name,
     state,
+    walk,
 )
 from axcore.errors import ConfigError
+
+#: The events of a tree by path of the field that they are about.
+_Events = dict[str, list[tuple[str, Event]]]
 
 _log = logging.getLogger("axcore.config")
 
@@ -71,14 +75,6 @@ class Replacement:
     lost: tuple[LostEdit, ...] = ()
 
 
-@dataclass
-class _Tally:
-    moved: list[str] = field(default_factory=list[str])
-    defaulted: list[str] = field(default_factory=list[str])
-    overridden: list[str] = field(default_factory=list[str])
-    lost: list[LostEdit] = field(default_factory=list[LostEdit])
-
-
 def replace(
     root: Any,
     old: Any,
@@ -88,32 +84,27 @@ def replace(
 ) -> None:
     """See :meth:`Config.replace`."""
     if not isinstance(new, Node):
-        config = getattr(new, "Config", None)
-        hint = f"write {new.__name__}.Config(...)" if isinstance(config, type) else None
-        raise ConfigError(f"got {new!r}, expected a config to put there", code="AX101", hint=hint)
-    wanted = _edit.selector(where)
-    found = list(_found(root, "", old, wanted))
-    if not found:
-        if allow_none:
-            return
-        _nothing_matched(root, old, where)
+        hint = f"write {new.__name__}.Config(...)" if hasattr(new, "Config") else None
+        raise error("AX101", f"got {new!r}, expected a config to put there", hint=hint)
+    found = list(_found(root, "", old, _edit.selector(where)))
+    if not found and not allow_none:
+        raise _nothing_matched(root, old, where)
     stamp = Stamp()
-    reports: list[Replacement] = []
     placed: dict[int, Node] = {}
-    fields: dict[tuple[int, str], tuple[Node, str, list[str]]] = {}
+    reports: list[Replacement] = []
+    places: dict[tuple[int, str], tuple[Node, list[str]]] = {}
     for path, owner, key, node in found:
         placed[id(node)], report = _merged(node, new, path, stamp)
         reports.append(report)
-        name = key.split(".")[0]
-        fields.setdefault((id(owner), name), (owner, name, []))[2].append(key)
+        places.setdefault((id(owner), key.split(".")[0]), (owner, []))[1].append(key)
     checked: list[tuple[Node, str, list[str], Any]] = []
-    for owner, name, keys in fields.values():
+    for (_, name), (owner, keys) in places.items():
         value = map_nodes(state(owner).values[name], lambda _, n: placed.get(id(n), n), name)
         checked.append((owner, name, keys, _store.check(owner, name, value)))
     for owner, name, keys, value in checked:
         _store.store(owner, name, value)
-        for key in keys:
-            state(owner).events.append((key, stamp.event(_write.brief(new))))
+        event = stamp.event(_write.brief(new))
+        state(owner).events.extend((key, event) for key in keys)
     state(root).reports = (*state(root).reports, *reports)
     for report in reports:
         _tell(report)
@@ -131,7 +122,7 @@ def _found(
             yield from _found(child, below, old, wanted)
 
 
-def _nothing_matched(root: Node, old: Any, where: Any) -> None:
+def _nothing_matched(root: Node, old: Any, where: Any) -> ConfigError:
     name = short_name(old) if hasattr(old, "__qualname__") else repr(old)
     elsewhere = [path for path, *_ in _found(root, "", old, lambda path, node: True)]
     if elsewhere:
@@ -140,25 +131,15 @@ def _nothing_matched(root: Node, old: Any, where: Any) -> None:
         hint = "only the root itself is one, and the root is never replaced"
     else:
         hint = "allow_none=True if that is fine"
-    raise ConfigError(
-        f"replace matched nothing: there is no {name} here"
-        + (f" at {where!r}" if isinstance(where, str) else ""),
-        code="AX109",
-        where=path_of(root) or None,
-        hint=hint,
-    )
+    at = f" at {where!r}" if isinstance(where, str) else ""
+    message = f"replace matched nothing: there is no {name} here{at}"
+    return error("AX109", message, path_of(root), hint)
 
 
 def _tell(report: Replacement) -> None:
-    _log.info(
-        "%s: %s replaced by %s; moved: %s; defaults: %s; overridden: %s",
-        report.path,
-        report.old,
-        report.new,
-        ", ".join(report.moved) or "none",
-        ", ".join(report.defaulted) or "none",
-        ", ".join(report.overridden) or "none",
-    )
+    kept = {k: getattr(report, k) for k in ("moved", "defaulted", "overridden")}
+    told = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in kept.items())
+    _log.info("%s: %s replaced by %s; %s", report.path, report.old, report.new, told)
     edits = [e for e in report.lost if e.event is None or e.event.kind != "default"]
     if edits:
         text = "; ".join(f"{e.path} = {e.value} (set by {e.event}): {e.reason}" for e in edits)
@@ -172,120 +153,64 @@ def _tell(report: Replacement) -> None:
 def _merged(old: Node, new: Node, path: str, stamp: Stamp) -> tuple[Node, Replacement]:
     """Returns a copy of ``new`` with what ``old`` hands on, and the report."""
     placed = copy_node(new)
-    state(placed).reports = ()
-    state(placed).parent, state(placed).key = state(old).parent, state(old).key
+    own = state(placed)
+    own.reports = ()
+    own.parent, own.key = state(old).parent, state(old).key  # for the paths in errors
     if stamp.scoped:
         _store.claim(placed, stamp)
-    tally = _Tally()
-    _merge(old, placed, new, pristine(old), pristine(new), path, "", tally)
-    state(placed).parent = None
-    report = Replacement(
-        path,
-        _write.brief(old),
-        _write.brief(new),
-        tuple(tally.moved),
-        tuple(tally.defaulted),
-        tuple(tally.overridden),
-        tuple(tally.lost),
-    )
-    return placed, report
-
-
-def pristine(node: Node) -> Node | None:
-    """Returns a config of the same class or callable in which nothing is set."""
-    call = state(node).call
-    if call is None:
-        return type(node)()
-    bare: Any = copy_node(node)
-    state(bare).values = dict(call.values)
-    state(bare).events = []
-    return bare
-
-
-def _events(node: Node | None, name: str) -> list[tuple[str, Event]]:
-    """Returns the events of a field and of what is inside it, but not inside nodes."""
-    if node is None:
-        return []
-    return [(k, e) for k, e in state(node).events if k == name or k.startswith(name + ".")]
-
-
-def _is_set(node: Node, bare: Node | None, name: str) -> bool:
-    """Whether a field was set otherwise than by the defaults of the config's own class."""
-    events = _events(node, name)
-    return bool(events) and events != _events(bare, name)
-
-
-def _child(bare: Node | None, name: str, like: Node) -> Node | None:
-    """Returns the pristine counterpart of a nested config, if it is of the same class."""
-    value = state(bare).values.get(name) if bare is not None else None
-    return value if isinstance(value, Node) and type(value) is type(like) else None
-
-
-def _edits_below(node: Node, bare: Node | None, path: str) -> Iterator[tuple[str, Any, Event]]:
-    """Yields (path, value, event) of what was set in a config and below it."""
-    for name, value in state(node).values.items():
-        if _is_set(node, bare, name):
-            yield join(path, name), value, _events(node, name)[-1][1]
-        for key, child in nodes_in(value, name):
-            yield from _edits_below(child, _child(bare, key, child), join(path, key))
-
-
-def _merge(
-    old: Node,
-    placed: Node,
-    new: Node,
-    bare_old: Node | None,
-    bare_new: Node | None,
-    path: str,
-    prefix: str,
-    tally: _Tally,
-) -> None:
-    """Moves into ``placed`` (a copy of ``new``) the values that ``old`` hands on."""
-    theirs, ours = state(old), state(placed)
-
-    def lose(name: str, reason: str) -> None:
-        value = theirs.values[name]
-        if _is_set(old, bare_old, name):
-            event = _events(old, name)[-1][1]
-            tally.lost.append(LostEdit(join(path, name), _write.brief(value), event, reason))
-        for key, child in nodes_in(value, name):
-            for at, inner, event in _edits_below(child, _child(bare_old, key, child), key):
-                tally.lost.append(LostEdit(join(path, at), _write.brief(inner), event, reason))
-
-    for name, mine in list(ours.values.items()):
-        at = join(prefix, name)
-        here = name in theirs.values
-        value = theirs.values.get(name)
-        if _is_set(new, bare_new, name):
-            if here and _write.inline(value) != _write.inline(mine):
-                if _is_set(old, bare_old, name):
-                    tally.overridden.append(at)
-            continue
-        if not here:
-            if mine is not REQUIRED:
-                tally.defaulted.append(at)
-            continue
-        inner_edits = any(
-            True
-            for key, child in nodes_in(value, name)
-            for _ in _edits_below(child, _child(bare_old, key, child), key)
-        )
-        if not _is_set(old, bare_old, name) and isinstance(value, Node) and isinstance(mine, Node):
-            source = state(new).values[name]
-            bares = _child(bare_old, name, value), _child(bare_new, name, source)
-            _merge(value, mine, source, *bares, join(path, name), at, tally)
-        elif _is_set(old, bare_old, name) or inner_edits:
+    moved: list[str] = []
+    overridden: list[str] = []
+    lost: list[LostEdit] = []
+    kept = _edits(new)
+    for at, events in _edits(old).items():
+        value = _edit.get_path(old, at)
+        if _is_within(at, kept):
+            if _write.inline(value) != _write.inline(_edit.get_path(new, at)):
+                overridden.append(at)
+        elif not _is_within(at, moved):
             try:
-                kept = _store.convert(placed, ours.fields[name], value)
+                _hand_on(placed, at, value, events)
+                moved.append(at)
             except ConfigError as e:
-                lose(name, e.message)
-                tally.defaulted.append(at)
-                continue
-            _store.store(placed, name, kept)
-            ours.events.extend(_events(old, name))
-            tally.moved.append(at)
-        elif mine is not REQUIRED:
-            tally.defaulted.append(at)
-    for name in theirs.values:
-        if name not in ours.values:
-            lose(name, f"{_store.label(placed)} has no field {name!r}")
+                brief = _write.brief(value)
+                lost.append(LostEdit(join(path, at), brief, events[-1][1], e.message))
+    own.parent = None
+    defaulted = [
+        join(below, name)
+        for below, node in walk(placed)
+        for name, value in state(node).values.items()
+        if value is not REQUIRED and not isinstance(value, Node)
+        if not _is_within(join(below, name), [*kept, *moved])
+    ]
+    heads = _write.brief(old), _write.brief(new)
+    changes = tuple(moved), tuple(defaulted), tuple(overridden), tuple(lost)
+    return placed, Replacement(path, *heads, *changes)
+
+
+def _hand_on(placed: Node, at: str, value: Any, events: list[tuple[str, Event]]) -> None:
+    """Gives ``placed`` a value of the replaced config. Raises ConfigError if it does not fit."""
+    owner, name, _ = _edit.place(placed, at)
+    if name not in state(owner).values:
+        raise _store.unknown(owner, name)
+    _store.store(owner, name, _store.check(owner, name, value))
+    state(owner).events.extend(events)
+
+
+def _is_within(path: str, fields: Iterable[str]) -> bool:
+    return any(f"{path}.".startswith(f"{field}.") for field in fields)
+
+
+def _edits(node: Node) -> _Events:
+    """Returns the events of what is set otherwise than by the defaults of the config's class."""
+    call = state(node).call
+    bare = type(node)() if call is None else call.bare(type(node))
+    usual = _events(bare)
+    return {path: found for path, found in _events(node).items() if found != usual.get(path)}
+
+
+def _events(root: Node) -> _Events:
+    found: _Events = {}
+    for path, node in walk(root):
+        for key, event in state(node).events:
+            found.setdefault(join(path, key.split(".")[0]), []).append((key, event))
+    return found

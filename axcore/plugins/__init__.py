@@ -24,7 +24,6 @@ from .hookspecs import hookimpl as hookimpl
 from .hookspecs import hookspec as hookspec
 from .host import CORE as CORE
 from .host import PluginHost as PluginHost
-from .host import filters_from_environment as filters_from_environment
 from .host import host as host
 from .host import reset_host as reset_host
 from .host import switch_off_plugins as switch_off_plugins

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from packaging.utils import canonicalize_name
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from axcore.config import FrozenMapping
 
@@ -12,18 +11,40 @@ from ._collect import Collected, collect
 from .discovery import Candidate, Fault, import_plugin, unmet_core_requirement
 from .hookspecs import HOOKS
 from .records import PluginRecord
+from .specs import Spec
 
 CORE = "axcore"
 
 
+@dataclass
+class _Case:
+    """A candidate, what it provides, and why it cannot be active."""
+
+    candidate: Candidate
+    provided: Collected = field(default_factory=Collected)
+    fault: Fault | None = None
+
+    def record(self) -> PluginRecord:
+        names = {kind: tuple(s.name for s in specs) for kind, specs in self.provided.items()}
+        return PluginRecord(
+            distribution=self.candidate.distribution,
+            version=self.candidate.version,
+            name=self.candidate.name,
+            status=self.fault.status if self.fault else "active",
+            reason=str(self.fault or ""),
+            provides=FrozenMapping(names),
+            error=self.fault.__cause__ if self.fault else None,
+        )
+
+
 def admit(
-    candidates: Sequence[Candidate],
+    candidates: Iterable[Candidate],
     builtin: object,
     *,
     core_version: str,
     load: Sequence[str] | None,
     disable: Sequence[str],
-) -> tuple[tuple[PluginRecord, ...], list[tuple[str, Collected]]]:
+) -> tuple[tuple[PluginRecord, ...], Mapping[str, dict[str, tuple[Spec, str]]]]:
     """Imports what the filters let through and calls its hooks.
 
     Args:
@@ -34,32 +55,24 @@ def admit(
         disable: Names to leave out.
 
     Returns:
-        A record for each, core first; and (distribution, what it provides) of the active ones.
+        A record for each, core first; and kind -> name -> (spec, distribution) of the active ones.
     """
     # Sorted, so that no result depends on the order in which they are found.
-    candidates = sorted(candidates, key=lambda c: (c.distribution, c.name))
-    faults: list[tuple[Candidate, Fault]] = []
-    enabled: list[Candidate] = []
-    for candidate in candidates:
-        reason = _filtered(candidate, load, disable)
-        if reason:
-            faults.append((candidate, Fault("disabled", reason)))
-        else:
-            enabled.append(candidate)
-    core = Candidate(CORE, core_version, "core", lambda: builtin, packages=frozenset({CORE}))
-    collected = [(core, collect("core", builtin))]
-    for candidate in enabled:
-        try:
-            _check_metadata(candidate, enabled, core_version)
-            collected.append((candidate, collect(candidate.name, import_plugin(candidate))))
-        except Fault as fault:
-            faults.append((candidate, fault))
-    conflicts = _collisions(collected)
-    records = [_record(c, conflicts.get(i), provided) for i, (c, provided) in enumerate(collected)]
-    records += [_record(candidate, fault, {}) for candidate, fault in faults]
-    records.sort(key=lambda r: (r.distribution != CORE, r.distribution, r.name))
-    active = [(c.distribution, p) for i, (c, p) in enumerate(collected) if i not in conflicts]
-    return tuple(records), active
+    cases = [_Case(c) for c in sorted(candidates, key=lambda c: (c.distribution, c.name))]
+    for case in cases:
+        case.fault = _filtered(case.candidate, load, disable)
+    enabled = [case.candidate for case in cases if case.fault is None]
+    for case in cases:
+        if case.fault is None:
+            try:
+                _check_metadata(case.candidate, enabled, core_version)
+                case.provided = collect(import_plugin(case.candidate))
+            except Fault as fault:
+                case.fault = fault
+    core = Candidate(CORE, core_version, "core", lambda: builtin)
+    cases.insert(0, _Case(core, collect(builtin)))
+    entries = _settle(cases)
+    return tuple(case.record() for case in cases), entries
 
 
 def unmatched(candidates: Sequence[Candidate], names: Sequence[str]) -> tuple[str, ...]:
@@ -69,50 +82,49 @@ def unmatched(candidates: Sequence[Candidate], names: Sequence[str]) -> tuple[st
 
 def _filtered(
     candidate: Candidate, load: Sequence[str] | None, disable: Sequence[str]
-) -> str | None:
+) -> Fault | None:
     """Returns why a filter leaves ``candidate`` out, or None."""
-    if load is not None and not any(candidate.is_called(name) for name in load):
-        return "not among the plugins to load" if load else "plugins are switched off"
-    return "disabled by name" if any(candidate.is_called(name) for name in disable) else None
+    if load is not None and not any(map(candidate.is_called, load)):
+        reason = "not among the plugins to load" if load else "plugins are switched off"
+        return Fault("disabled", reason)
+    return Fault("disabled", "disabled by name") if any(map(candidate.is_called, disable)) else None
 
 
 def _check_metadata(candidate: Candidate, enabled: Sequence[Candidate], core_version: str) -> None:
     if candidate.fault is not None:
         raise candidate.fault
-    unmet = unmet_core_requirement(candidate.requires, core_version)
-    if unmet:
+    if unmet := unmet_core_requirement(candidate.requires, core_version):
         raise Fault("incompatible", f"wants {unmet}, this is axcore {core_version}")
-    twins = [c for c in enabled if c.name == candidate.name]
+    twins = [c.distribution for c in enabled if c.name == candidate.name]
     if len(twins) > 1:
-        who = " and ".join(c.distribution for c in twins)
+        who = " and ".join(twins)
         raise Fault("conflicting", f"{who} both have an entry point called {candidate.name!r}")
 
 
-def _collisions(collected: Sequence[tuple[Candidate, Collected]]) -> dict[int, Fault]:
-    """Finds names given twice. Core keeps its names; otherwise neither side has them."""
-    holders: dict[tuple[str, str], list[int]] = {}
+def _settle(cases: Sequence[_Case]) -> Mapping[str, dict[str, tuple[Spec, str]]]:
+    """Finds names given twice: core keeps its names; otherwise neither side has them.
+
+    Returns:
+        Kind -> name -> (spec, distribution) of what remains.
+    """
+    given: dict[tuple[str, str], list[tuple[_Case, Spec]]] = {}
     for hook in HOOKS:
-        for i, (candidate, provided) in enumerate(collected):
-            for spec in provided.get(hook.kind, ()):
-                name = f"{candidate.distribution}:{spec.name}" if hook.qualified else spec.name
-                holders.setdefault((hook.kind, name), []).append(i)
-    reasons: dict[int, list[str]] = {}
-    for (kind, name), group in holders.items():
-        who = " and ".join(f"{c.distribution} ({c.name})" for c, _ in (collected[i] for i in group))
-        for i in group if len(group) > 1 else ():
-            if collected[i][0].distribution != CORE:
-                reasons.setdefault(i, []).append(f"{who} both provide {kind} {name!r}")
-    return {i: Fault("conflicting", "; ".join(why)) for i, why in reasons.items()}
-
-
-def _record(candidate: Candidate, fault: Fault | None, provided: Collected) -> PluginRecord:
-    names = {kind: tuple(spec.name for spec in specs) for kind, specs in provided.items()}
-    return PluginRecord(
-        distribution=canonicalize_name(candidate.distribution),
-        version=candidate.version,
-        name=candidate.name,
-        status=fault.status if fault else "active",
-        reason=fault.reason if fault else "",
-        provides=FrozenMapping(names),
-        error=fault.error if fault else None,
-    )
+        for case in cases:
+            for spec in case.provided.get(hook.kind, ()):
+                owner = case.candidate.distribution
+                name = f"{owner}:{spec.name}" if hook.qualified else spec.name
+                given.setdefault((hook.kind, name), []).append((case, spec))
+    for (kind, name), group in given.items():
+        who = " and ".join(f"{c.candidate.distribution} ({c.candidate.name})" for c, _ in group)
+        for case, _ in group if len(group) > 1 else ():
+            if case.candidate.distribution != CORE:
+                reason = f"{who} both provide {kind} {name!r}"
+                case.fault = Fault(
+                    "conflicting", f"{case.fault}; {reason}" if case.fault else reason
+                )
+    entries: dict[str, dict[str, tuple[Spec, str]]] = {hook.kind: {} for hook in HOOKS}
+    for (kind, name), group in given.items():
+        for case, spec in group:
+            if case.fault is None:
+                entries[kind][name] = (spec, case.candidate.distribution)
+    return entries

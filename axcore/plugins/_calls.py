@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from axcore.config import FrozenMapping
 from axcore.errors import PluginError
 
+from .specs import NOTHING
+
 Purpose = Literal["train", "prefill", "decode"]
-
-
-def _empty() -> FrozenMapping[Any]:
-    return FrozenMapping()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ class Instance:
     num_hosts: int
     devices_per_host: int
     hbm_bytes: int
-    peak_flops: Mapping[str, float] = field(default_factory=_empty)
+    peak_flops: Mapping[str, float] = NOTHING
     hbm_bandwidth_bytes: float | None = None
     ici_bandwidth_bytes: float | None = None
     dcn_bandwidth_bytes: float | None = None
@@ -55,7 +53,7 @@ class Instance:
     device_kind: str | None = None
     price_per_hour: float | None = None
     simulated_devices: int | None = None
-    attributes: Mapping[str, str] = field(default_factory=_empty)
+    attributes: Mapping[str, str] = NOTHING
 
     def __post_init__(self) -> None:
         for name in ("num_hosts", "devices_per_host", "num_slices"):
@@ -98,16 +96,16 @@ class OpCall:
     op: str
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
-    device_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=_empty)
-    axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=_empty)
-    mesh_axes: Mapping[str, tuple[str, ...]] = field(default_factory=_empty)
+    device_shapes: Mapping[str, tuple[int, ...]] = NOTHING
+    axes: Mapping[str, tuple[str | None, ...]] = NOTHING
+    mesh_axes: Mapping[str, tuple[str, ...]] = NOTHING
     mask: Any = None
     view: Any = None
     purpose: Purpose = "train"
     needs_gradient: bool = True
     instance: str = "cpu"
     platform: str = "cpu"
-    options: Mapping[str, Any] = field(default_factory=_empty)
+    options: Mapping[str, Any] = NOTHING
 
     def __post_init__(self) -> None:
         if not self.device_shapes:

@@ -1,4 +1,4 @@
-"""Which rules, options and kernels act on an instance, and which rule wins."""
+"""What acts on an instance, and which rule wins."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from dataclasses import dataclass
 from axcore.config import FrozenMapping
 from axcore.errors import PluginError, PluginLookupError
 
-from .registry import Registry, load_target
-from .specs import (
-    CompilerOptionSpec,
-    InstanceTypeSpec,
-    KernelSpec,
-    MeshRuleSpec,
-    pattern_matches,
-    specificity,
-)
+from .registry import load_target
+from .specs import CompilerOptionSpec, InstanceTypeSpec, KernelSpec, MeshRuleSpec, specificity
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ActiveSet:
     """What acts on one instance.
 
@@ -72,11 +65,8 @@ class ActiveSet:
                 hint="name a distribution that has one with --use, or pass --rules",
             )
 
-        def rank(rule: MeshRuleSpec) -> tuple[int, int]:
-            return (specificity(rule.pattern), len(rule.traits))
-
-        top = max(rank(rule) for rule in fitting.values())
-        best = sorted(name for name, rule in fitting.items() if rank(rule) == top)
+        ranks = {n: (specificity(r.pattern), len(r.traits)) for n, r in fitting.items()}
+        best = sorted(name for name, rank in ranks.items() if rank == max(ranks.values()))
         if len(best) > 1:
             raise PluginError(
                 f"mesh rules {' and '.join(best)} fit instance {self.instance!r} equally well",
@@ -97,66 +87,13 @@ class ActiveSet:
         """
         chosen: dict[str, tuple[str, bool | int | float | str]] = {}
         for name, option in sorted(self.compiler_options.items()):
-            first = chosen.setdefault(option.key, (name, option.value))
-            if (type(first[1]), first[1]) != (type(option.value), option.value):
+            first, value = chosen.setdefault(option.key, (name, option.value))
+            if (type(value), value) != (type(option.value), option.value):
                 raise PluginError(
-                    f"compiler option {option.key!r} is {first[1]!r} by {first[0]} and "
+                    f"compiler option {option.key!r} is {value!r} by {first} and "
                     f"{option.value!r} by {name}",
                     code="AX209",
                     where=self.instance,
                     hint="take one of the distributions out of use",
                 )
         return FrozenMapping({key: value for key, (_, value) in chosen.items()})
-
-
-def select_active(
-    instance: str,
-    instance_type: InstanceTypeSpec,
-    distributions: frozenset[str],
-    *,
-    mesh_rules: Registry[MeshRuleSpec],
-    compiler_options: Registry[CompilerOptionSpec],
-    kernels: Registry[KernelSpec],
-) -> ActiveSet:
-    """Splits what fits ``instance`` into what acts and what is only a candidate.
-
-    Args:
-        instance: The instance's name.
-        instance_type: The type that covers it.
-        distributions: Those that act.
-        mesh_rules: All rules.
-        compiler_options: All options.
-        kernels: All kernels.
-    """
-    candidates: list[tuple[str, str]] = []
-
-    def acts(kind: str, name: str, owner: str) -> bool:
-        if owner not in distributions:
-            candidates.append((kind, name))
-        return owner in distributions
-
-    rules = {
-        name: rule
-        for name, rule, owner in mesh_rules.items()
-        if pattern_matches(rule.pattern, instance) and acts("mesh_rules", name, owner)
-    }
-    options = {
-        name: option
-        for name, option, owner in compiler_options.items()
-        if pattern_matches(option.pattern, instance) and acts("compiler_options", name, owner)
-    }
-    active = [
-        kernel
-        for name, kernel, owner in kernels.items()
-        if kernel.runs_on(instance_type.platform) and acts("kernels", f"{owner}:{name}", owner)
-    ]
-    active.sort(key=lambda k: (k.op, -k.priority, k.name))
-    return ActiveSet(
-        instance=instance,
-        instance_type=instance_type,
-        distributions=tuple(sorted(distributions)),
-        mesh_rules=FrozenMapping(rules),
-        compiler_options=FrozenMapping(options),
-        kernels=tuple(active),
-        candidates=tuple(candidates),
-    )

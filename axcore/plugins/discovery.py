@@ -7,7 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any
 
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
@@ -23,31 +23,16 @@ FRAMEWORKS = ("jax", "jaxlib", "torch", "tensorflow")
 
 
 class Fault(Exception):
-    """Why a plugin cannot be active.
+    """Why a plugin cannot be active; the original exception, if there is one, is its cause.
 
     Args:
         status: The record's status.
         reason: The record's reason.
-        error: The original exception, if any.
     """
 
-    def __init__(self, status: Status, reason: str, error: BaseException | None = None):
+    def __init__(self, status: Status, reason: str):
         super().__init__(reason)
         self.status: Status = status
-        self.reason = reason
-        self.error = error
-
-
-class EntryPointLike(Protocol):
-    """The part of ``importlib_metadata.EntryPoint`` that the host uses."""
-
-    name: str
-    value: str
-    dist: Any
-
-    def load(self) -> Any:
-        """Imports the plugin."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -77,10 +62,9 @@ class Candidate:
         return name == self.name or canonicalize_name(name) == self.distribution
 
     @classmethod
-    def from_entry_point(cls, entry_point: EntryPointLike) -> Candidate:
-        """Reads what the host needs from an entry point and its distribution's metadata."""
-        module = re.split(r"[:\[]", entry_point.value)[0].strip()
-        packages = {module.partition(".")[0]}
+    def from_entry_point(cls, entry_point: Any) -> Candidate:
+        """Reads what the host needs from an ``importlib_metadata.EntryPoint`` and its ``dist``."""
+        packages = {re.split(r"[.:\[]", entry_point.value)[0].strip()}
         fault = None
         name, version, requires = entry_point.name, "unknown", ()
         try:
@@ -89,8 +73,8 @@ class Candidate:
             requires = tuple(metadata.get_all("Requires-Dist") or ())
             packages |= top_level(entry_point.dist)
         except Exception as error:
-            reason = f"its metadata cannot be read: {describe(error)}"
-            fault = Fault("invalid", reason, error)
+            fault = Fault("invalid", f"its metadata cannot be read: {describe(error)}")
+            fault.__cause__ = error
         return cls(
             distribution=canonicalize_name(name),
             version=version,
@@ -122,7 +106,7 @@ def find_candidates(path: Sequence[str] | None = None) -> tuple[Candidate, ...]:
         except Exception:  # another package's unreadable entry_points.txt is not our business
             continue
         for entry_point in entry_points:
-            candidate = Candidate.from_entry_point(cast("EntryPointLike", entry_point))
+            candidate = Candidate.from_entry_point(entry_point)
             if candidate.fault or _is_first_on_path(dist, candidate.distribution, where):
                 key = (candidate.distribution, entry_point.name, entry_point.value)
                 found.setdefault(key, candidate)
@@ -167,9 +151,7 @@ def requirements(requires: Iterable[str]) -> list[Requirement]:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if requirement.marker is None or "extra" in str(requirement.marker):
-            parsed.append(requirement)
-        elif requirement.marker.evaluate():
+        if requirement.marker is None or _is_extra(requirement) or requirement.marker.evaluate():
             parsed.append(requirement)
     return parsed
 
@@ -177,13 +159,14 @@ def requirements(requires: Iterable[str]) -> list[Requirement]:
 def unmet_core_requirement(requires: Iterable[str], core_version: str) -> str | None:
     """Returns the requirement on ``axcore`` that ``core_version`` does not meet, or None."""
     for requirement in requirements(requires):
-        if requirement.marker is not None and "extra" in str(requirement.marker):
-            continue
-        if canonicalize_name(requirement.name) == "axcore" and not satisfies(
-            requirement, core_version
-        ):
-            return str(requirement)
+        if canonicalize_name(requirement.name) == "axcore" and not _is_extra(requirement):
+            if not satisfies(requirement, core_version):
+                return str(requirement)
     return None
+
+
+def _is_extra(requirement: Requirement) -> bool:
+    return "extra" in str(requirement.marker)
 
 
 def import_plugin(candidate: Candidate) -> object:
@@ -198,10 +181,9 @@ def import_plugin(candidate: Candidate) -> object:
     except KeyboardInterrupt:  # the user's, not the plugin's
         raise
     except BaseException as error:
-        raise Fault("failed", f"import failed: {describe(error)}", error) from error
+        raise Fault("failed", f"import failed: {describe(error)}") from error
     new = {name: m for name, m in list(sys.modules.items()) if name not in before}
-    framework = imported_framework(plugin, before, new)
-    if framework:
+    if framework := imported_framework(plugin, before, new):
         raise Fault(
             "invalid",
             f"imports {framework} at import; a plugin module holds hook functions and strings "
@@ -228,8 +210,8 @@ def imported_framework(
     loaded = [f for f in FRAMEWORKS if f in before]
     for holder in (plugin, *new.values()):
         for value in list(getattr(holder, "__dict__", {}).values()):
-            module = value.__name__ if isinstance(value, types.ModuleType) else None
-            module = module or getattr(value, "__module__", None)
-            if isinstance(module, str) and module.partition(".")[0] in loaded:
-                return module.partition(".")[0]
+            of = "__name__" if isinstance(value, types.ModuleType) else "__module__"
+            package = str(getattr(value, of, None)).partition(".")[0]
+            if package in loaded:
+                return package
     return None

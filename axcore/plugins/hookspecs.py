@@ -24,18 +24,7 @@ from dataclasses import dataclass
 
 import pluggy
 
-from .specs import (
-    CallbackSpec,
-    CompilerOptionSpec,
-    CompilerSpec,
-    InstanceTypeSpec,
-    KernelSpec,
-    LayerSpec,
-    MeshRuleSpec,
-    NamedSpec,
-    QuantizationSpec,
-    Spec,
-)
+from . import specs
 
 PROJECT = "axcore"
 PREFIX = "axcore_"
@@ -44,8 +33,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-@hookspec
-def axcore_kernels() -> Iterable[KernelSpec]:
+def axcore_kernels() -> Iterable[specs.KernelSpec]:
     """Implementations of the ops in ``axcore.ops``.
 
     Combining: the pair (op, implementation) is unique. A kernel is used where the selected
@@ -54,8 +42,7 @@ def axcore_kernels() -> Iterable[KernelSpec]:
     ...
 
 
-@hookspec
-def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
+def axcore_instance_types() -> Iterable[specs.InstanceTypeSpec]:
     """Families of machines that ``--instance`` may name.
 
     Combining: the pattern is unique. The distribution owns the instances of its pattern; an
@@ -64,8 +51,7 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
     ...
 
 
-@hookspec
-def axcore_compilers() -> Iterable[CompilerSpec]:
+def axcore_compilers() -> Iterable[specs.CompilerSpec]:
     """Compilers that work without a device, one per platform.
 
     Combining: the platform is unique. The distribution owns the platform.
@@ -73,8 +59,7 @@ def axcore_compilers() -> Iterable[CompilerSpec]:
     ...
 
 
-@hookspec
-def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
+def axcore_mesh_rules() -> Iterable[specs.MeshRuleSpec]:
     """Modifiers that fit an experiment to a kind of machine.
 
     Combining: of the active rules that match, the most specific wins (literal characters of the
@@ -83,8 +68,7 @@ def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
     ...
 
 
-@hookspec
-def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
+def axcore_compiler_options() -> Iterable[specs.CompilerOptionSpec]:
     """Compiler options for a kind of machine.
 
     Combining: all active options that match apply; two values for one key are an error. Names are
@@ -93,8 +77,7 @@ def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
     ...
 
 
-@hookspec
-def axcore_quantization() -> Iterable[QuantizationSpec]:
+def axcore_quantization() -> Iterable[specs.QuantizationSpec]:
     """Quantization recipes that a config or a mesh rule may name.
 
     Combining: the name is unique.
@@ -102,8 +85,7 @@ def axcore_quantization() -> Iterable[QuantizationSpec]:
     ...
 
 
-@hookspec
-def axcore_layers() -> Iterable[LayerSpec]:
+def axcore_layers() -> Iterable[specs.LayerSpec]:
     """Layers that a config may hold.
 
     Combining: the name is unique.
@@ -111,8 +93,7 @@ def axcore_layers() -> Iterable[LayerSpec]:
     ...
 
 
-@hookspec
-def axcore_modifiers() -> Iterable[NamedSpec]:
+def axcore_modifiers() -> Iterable[specs.NamedSpec]:
     """Modifiers for ``--modifier NAME``; the target is a ``Modifier`` class.
 
     Combining: the name is unique; ``DISTRIBUTION:WORD`` is the custom.
@@ -120,8 +101,7 @@ def axcore_modifiers() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_experiments() -> Iterable[NamedSpec]:
+def axcore_experiments() -> Iterable[specs.NamedSpec]:
     """Experiments of a catalog; the target is a function that returns a trainer config.
 
     Combining: the name is unique.
@@ -129,8 +109,7 @@ def axcore_experiments() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_optimizers() -> Iterable[NamedSpec]:
+def axcore_optimizers() -> Iterable[specs.NamedSpec]:
     """Optimizers; the target is a callable that returns an optax transformation.
 
     Combining: the name is unique.
@@ -138,8 +117,7 @@ def axcore_optimizers() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_sources() -> Iterable[NamedSpec]:
+def axcore_sources() -> Iterable[specs.NamedSpec]:
     """Data sources; the target is a configurable class.
 
     Combining: the name is unique.
@@ -147,8 +125,7 @@ def axcore_sources() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_tokenizers() -> Iterable[NamedSpec]:
+def axcore_tokenizers() -> Iterable[specs.NamedSpec]:
     """Tokenizers; the target is a configurable class.
 
     Combining: the name is unique.
@@ -156,8 +133,7 @@ def axcore_tokenizers() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_writers() -> Iterable[NamedSpec]:
+def axcore_writers() -> Iterable[specs.NamedSpec]:
     """Metric writers; the target is a configurable class.
 
     Combining: the name is unique.
@@ -165,8 +141,7 @@ def axcore_writers() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_checkpointers() -> Iterable[NamedSpec]:
+def axcore_checkpointers() -> Iterable[specs.NamedSpec]:
     """Checkpointers; the target is a configurable class.
 
     Combining: the name is unique.
@@ -174,8 +149,7 @@ def axcore_checkpointers() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_launchers() -> Iterable[NamedSpec]:
+def axcore_launchers() -> Iterable[specs.NamedSpec]:
     """Launchers for ``axcore launch``; the target is a configurable class.
 
     Combining: the name is unique.
@@ -183,8 +157,7 @@ def axcore_launchers() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_converters() -> Iterable[NamedSpec]:
+def axcore_converters() -> Iterable[specs.NamedSpec]:
     """Converters of foreign model formats for ``axcore convert``.
 
     Combining: the name is unique.
@@ -192,8 +165,7 @@ def axcore_converters() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_commands() -> Iterable[NamedSpec]:
+def axcore_commands() -> Iterable[specs.NamedSpec]:
     """Commands of the ``axcore`` program; the target is a function ``add_parser(subparsers)``.
 
     Combining: the name is unique.
@@ -201,8 +173,7 @@ def axcore_commands() -> Iterable[NamedSpec]:
     ...
 
 
-@hookspec
-def axcore_callbacks() -> Iterable[CallbackSpec]:
+def axcore_callbacks() -> Iterable[specs.CallbackSpec]:
     """Training callbacks; those that a config names run, isolated from each other.
 
     Combining: the name is unique.
@@ -221,7 +192,7 @@ class Hook:
     """
 
     name: str
-    spec: type[Spec]
+    spec: type[specs.Spec]
     doc: str
 
     @property
@@ -232,13 +203,14 @@ class Hook:
     @property
     def qualified(self) -> bool:
         """Whether names are unique within a distribution only: rules and options are candidates."""
-        return self.spec in (MeshRuleSpec, CompilerOptionSpec)
+        return self.spec in (specs.MeshRuleSpec, specs.CompilerOptionSpec)
 
 
 def _hooks() -> tuple[Hook, ...]:
     found: list[Hook] = []
     for name, function in globals().items():
         if name.startswith(PREFIX) and callable(function):
+            hookspec(function)
             returns = typing.get_type_hints(function)["return"]
             found.append(Hook(name, typing.get_args(returns)[0], inspect.getdoc(function) or ""))
     return tuple(found)

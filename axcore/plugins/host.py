@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import importlib_metadata
@@ -17,19 +18,12 @@ from axcore.errors import PluginError, did_you_mean
 
 from . import specs
 from ._admission import CORE, admit, unmatched
-from ._select import ActiveSet, select_active
-from .discovery import (
-    Candidate,
-    EntryPointLike,
-    find_candidates,
-    requirements,
-    satisfies,
-    top_level,
-)
+from ._select import ActiveSet
+from .discovery import Candidate, find_candidates, requirements, satisfies, top_level
 from .hookspecs import HOOKS
 from .records import PluginRecord
 from .registry import Registry, joint_cause, lookup_error
-from .specs import InstanceTypeSpec, NamedSpec, Spec, pattern_matches, specificity
+from .specs import InstanceTypeSpec, NamedSpec, pattern_matches, specificity
 
 
 class PluginHost:
@@ -74,7 +68,7 @@ class PluginHost:
 
     def __init__(
         self,
-        entry_points: Iterable[Candidate | EntryPointLike] | None = None,
+        entry_points: Iterable[Candidate] | None = None,
         *,
         builtin: object = None,
         core_version: str | None = None,
@@ -86,22 +80,16 @@ class PluginHost:
             from axcore import __version__ as core_version
         if builtin is None:
             from axcore import builtin
-        given = find_candidates() if entry_points is None else entry_points
-        found = [c if isinstance(c, Candidate) else Candidate.from_entry_point(c) for c in given]
+        found = find_candidates() if entry_points is None else tuple(entry_points)
         load, disable = None if load is None else tuple(load), tuple(disable)
         self.unmatched_filters = unmatched(found, (*(load or ()), *disable))
         self.core_version = core_version
         self._candidates = {(c.distribution, c.name): c for c in found}
-        self.records, active = admit(
+        self.records, entries = admit(
             found, builtin, core_version=core_version, load=load, disable=disable
         )
-        for hook in HOOKS:
-            entries: dict[str, tuple[Spec, str]] = {}
-            for distribution, provided in active:
-                for spec in provided.get(hook.kind, ()):
-                    name = f"{distribution}:{spec.name}" if hook.qualified else spec.name
-                    entries[name] = (spec, distribution)
-            setattr(self, hook.kind, Registry(hook.kind, entries, lambda: self.records))
+        for kind, named in entries.items():
+            setattr(self, kind, Registry(kind, named, lambda: self.records))
         if strict:
             self.check_all_active()
 
@@ -152,8 +140,8 @@ class PluginHost:
         """
         best: dict[str, InstanceTypeSpec] = {}
         for pattern, spec, owner in self.instance_types.items():
+            other = best.get(owner)
             if pattern_matches(pattern, instance):
-                other = best.get(owner)
                 if other is None or specificity(pattern) > specificity(other.pattern):
                     best[owner] = spec
         if not best:
@@ -196,18 +184,26 @@ class PluginHost:
             PluginLookupError: Nobody covers the instance, or a name in ``use`` is not active.
             PluginError: Two distributions cover it.
         """
-        spec = self.instance_type(instance)
-        owners = {CORE, self.instance_types.owner(spec.name)}
-        if spec.platform in self.compilers:
-            owners.add(self.compilers.owner(spec.platform))
+        found = self.instance_type(instance)
+        owners = {CORE, self.instance_types.owner(found.name)}
+        if found.platform in self.compilers:
+            owners.add(self.compilers.owner(found.platform))
         owners |= {self._distribution(name) for name in use}
-        return select_active(
-            instance,
-            spec,
-            frozenset(owners),
-            mesh_rules=self.mesh_rules,
-            compiler_options=self.compiler_options,
-            kernels=self.kernels,
+
+        def matches(spec: specs.MeshRuleSpec | specs.CompilerOptionSpec) -> bool:
+            return pattern_matches(spec.pattern, instance)
+
+        rules, other_rules = self.mesh_rules.split(matches, owners)
+        options, other_options = self.compiler_options.split(matches, owners)
+        kernels, other_kernels = self.kernels.split(lambda k: k.runs_on(found.platform), owners)
+        return ActiveSet(
+            instance=instance,
+            instance_type=found,
+            distributions=tuple(sorted(owners)),
+            mesh_rules=rules,
+            compiler_options=options,
+            kernels=tuple(sorted(kernels.values(), key=lambda k: (k.op, -k.priority, k.name))),
+            candidates=(*other_rules, *other_options, *other_kernels),
         )
 
     def _distribution(self, name: str) -> str:
@@ -235,73 +231,48 @@ class PluginHost:
             name = canonicalize_name(requirement.name)
             records = [r for r in self.records if r.distribution == name]
             if not records:
-                known = [r.distribution for r in self.records]
-                raise PluginError(
-                    f"required plugin {text!r} is not installed",
-                    code="AX205",
-                    hint=did_you_mean(name, known) or f"pip install '{text}'",
-                )
+                hint = did_you_mean(name, [r.distribution for r in self.records])
+                raise _unmet(text, "not installed", hint or f"pip install '{text}'")
             for record in records:
                 if record.status != "active":
-                    raise PluginError(
-                        f"required plugin {text!r} is {record.status}: {record.reason}",
-                        code="AX205",
-                        where=record.label,
-                        hint=f"axcore plugins show {record.distribution}",
-                    ) from record.error
+                    state, hint = f"{record.status}: {record.reason}", f"axcore plugins show {name}"
+                    raise _unmet(text, state, hint, record.label) from record.error
                 if not satisfies(requirement, record.version):
-                    raise PluginError(
-                        f"required plugin {text!r} is installed as {record.version}",
-                        code="AX205",
-                        hint=f"pip install '{text}'",
-                    )
+                    raise _unmet(text, f"installed as {record.version}", f"pip install '{text}'")
 
     def trusted_packages(self) -> frozenset[str]:
         """Returns the top-level packages that config texts may name without ``--trust``.
 
         These are core, the active plugins, and what each of them declares as a dependency.
         """
-        packages = {CORE}
-        requires = list(_core_requires())
+        packages, requires = {CORE}, [*_core_requires()]
         for record in self.active_records():
             candidate = self._candidates.get((record.distribution, record.name))
             if candidate is not None:
                 packages |= candidate.packages
                 requires += candidate.requires
         for name in {canonicalize_name(r.name) for r in requirements(requires)}:
-            try:
+            with suppress(importlib_metadata.PackageNotFoundError):  # optional, or not for here
                 packages |= top_level(importlib_metadata.distribution(name))
-            except importlib_metadata.PackageNotFoundError:
-                continue  # optional, or for another machine
         return frozenset(packages)
 
 
-def _core_requires() -> tuple[str, ...]:
+def _unmet(text: str, state: str, hint: str, where: str | None = None) -> PluginError:
+    message = f"required plugin {text!r} is {state}"
+    return PluginError(message, code="AX205", where=where, hint=hint)
+
+
+def _core_requires() -> list[str]:
     try:
-        return tuple(importlib_metadata.requires(CORE) or ())
+        return importlib_metadata.requires(CORE) or []
     except importlib_metadata.PackageNotFoundError:
-        return ()  # run from a source tree that is not installed
+        return []  # run from a source tree that is not installed
 
 
-def filters_from_environment() -> dict[str, Any]:
-    """Returns the arguments of :class:`PluginHost` that the environment sets.
-
-    ``AXCORE_LOAD_PLUGINS`` (names, separated by commas; empty means none),
-    ``AXCORE_DISABLE_PLUGINS`` and ``AXCORE_STRICT_PLUGINS`` (``1`` or ``0``).
-
-    Raises:
-        PluginError: ``AXCORE_STRICT_PLUGINS`` is something else.
-    """
-    load = os.environ.get("AXCORE_LOAD_PLUGINS")
-    return {
-        "load": None if load is None else _names(load),
-        "disable": _names(os.environ.get("AXCORE_DISABLE_PLUGINS", "")),
-        "strict": _strict(),
-    }
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(variable: str) -> tuple[str, ...] | None:
+    """Returns the names that an environment variable lists, or None where it is not set."""
+    text = os.environ.get(variable)
+    return None if text is None else tuple(n.strip() for n in text.split(",") if n.strip())
 
 
 def _strict() -> bool:
@@ -318,17 +289,21 @@ _host: PluginHost | None = None
 def host(*, check: bool = True) -> PluginHost:
     """Returns the process's plugin host, made on first use with the environment's filters.
 
+    These are ``AXCORE_LOAD_PLUGINS`` and ``AXCORE_DISABLE_PLUGINS`` (names, separated by commas; an
+    empty list to load means none) and ``AXCORE_STRICT_PLUGINS`` (``1`` or ``0``).
+
     Args:
         check: Whether strict mode applies; commands that report on plugins pass False.
 
     Raises:
-        PluginError: ``AXCORE_STRICT_PLUGINS=1`` and a plugin is neither active nor disabled.
+        PluginError: ``AXCORE_STRICT_PLUGINS=1`` and a plugin is neither active nor disabled, or
+            it is neither ``1`` nor ``0``.
     """
     global _host
     with _lock:
         if _host is None:
-            filters = filters_from_environment()
-            _host = PluginHost(load=filters["load"], disable=filters["disable"])
+            load, disable = _names("AXCORE_LOAD_PLUGINS"), _names("AXCORE_DISABLE_PLUGINS")
+            _host = PluginHost(load=load, disable=disable or ())
         found = _host
     if check and _strict():
         found.check_all_active()

@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from axcore.config import FrozenMapping
+from .specs import NOTHING
 
 Status = Literal["active", "failed", "invalid", "incompatible", "conflicting", "disabled"]
-
-
-def _nothing() -> FrozenMapping[tuple[str, ...]]:
-    return FrozenMapping()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +32,17 @@ class PluginRecord:
     name: str
     status: Status
     reason: str = ""
-    provides: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
+    provides: Mapping[str, tuple[str, ...]] = NOTHING
     error: BaseException | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
         """The distribution, with the entry point's name where that differs."""
-        if self.name == self.distribution:
-            return self.distribution
-        return f"{self.distribution} ({self.name})"
+        same = self.name == self.distribution
+        return self.distribution if same else f"{self.distribution} ({self.name})"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON object of ``axcore plugins list --json``."""
-        return {
-            "distribution": self.distribution,
-            "version": self.version,
-            "name": self.name,
-            "status": self.status,
-            "reason": self.reason,
-            "provides": {kind: list(names) for kind, names in sorted(self.provides.items())},
-        }
+        names = ("distribution", "version", "name", "status", "reason")
+        provides = {kind: list(given) for kind, given in sorted(self.provides.items())}
+        return {**{name: getattr(self, name) for name in names}, "provides": provides}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from axcore.config import FrozenMapping
 from axcore.errors import PluginError, PluginLookupError, did_you_mean
 
 from .records import PluginRecord
@@ -136,6 +137,23 @@ class Registry(Generic[S]):
     def items(self) -> tuple[tuple[str, S, str], ...]:
         """Returns (name, spec, distribution) of all entries, sorted by name."""
         return tuple((name, spec, owner) for name, (spec, owner) in self._entries.items())
+
+    def split(
+        self, fits: Callable[[S], bool], owners: Container[str]
+    ) -> tuple[FrozenMapping[S], list[tuple[str, str]]]:
+        """Splits the specs that fit into those that act and those that are candidates only.
+
+        Args:
+            fits: Tells whether a spec fits.
+            owners: The distributions whose specs act.
+
+        Returns:
+            Name -> spec of those that act, and ("kind", "DISTRIBUTION:NAME") of the others.
+        """
+        fitting = [item for item in self.items() if fits(item[1])]
+        acting = {name: spec for name, spec, owner in fitting if owner in owners}
+        others = [(self.kind, f"{o}:{spec.name}") for _, spec, o in fitting if o not in owners]
+        return FrozenMapping(acting), others
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -19,12 +19,14 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from axcore.config import FrozenMapping
 from axcore.errors import PluginError
 
 from ._values import check_field
+
+NOTHING: FrozenMapping[Any] = FrozenMapping()
 
 
 def pattern_matches(pattern: str, name: str) -> bool:
@@ -108,9 +110,7 @@ class KernelSpec(Spec):
     platforms: tuple[str, ...]
     target: str
     supports: str | None = None
-    partitioning: Mapping[str, tuple[str, ...]] = field(
-        default_factory=FrozenMapping[tuple[str, ...]]
-    )
+    partitioning: Mapping[str, tuple[str, ...]] = NOTHING
     priority: int = 0
 
     named_by: ClassVar[tuple[str, ...]] = ("op", "implementation")

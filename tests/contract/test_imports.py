@@ -35,7 +35,7 @@ ORDER = [
     {"cli", "__main__"},
 ]
 RANK = {unit: rank for rank, row in enumerate(ORDER) for unit in row}
-CONTRACT_UNITS = {"config", "plugins", "module", "context", "collection", "transforms"}
+CONTRACT_UNITS = {"config", "plugins", "module", "context"}
 CONTRACT_CODE_LINES = 3000
 PLUGIN_ARROWS = {("axlearn_models", "axlearn_rope"), ("axlearn_models", "axlearn_moe")}
 

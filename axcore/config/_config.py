@@ -181,12 +181,12 @@ class Config(Node, metaclass=ConfigMeta):
             return True
         if not isinstance(other, Config):
             return NotImplemented
-        return _write.lines(self, strict=False) == _write.lines(other, strict=False)
+        return _write.lines(self) == _write.lines(other)
 
     def __hash__(self) -> int:
         if not self.frozen:
             raise TypeError(f"a {type(self).__qualname__} that can change is unhashable; freeze it")
-        return hash(tuple(_write.lines(self, strict=False).items()))
+        return hash(tuple(_write.lines(self).items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_text.unpickled, (type(self), self.to_text(), _text.snapshot(self)))
@@ -223,7 +223,7 @@ class Config(Node, metaclass=ConfigMeta):
 
     def lines(self) -> dict[str, str]:
         """Returns path -> value in text form, of each config and leaf; the root's path is ''."""
-        return _write.lines(self, strict=False)
+        return _write.lines(self)
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the canonical text, the same in every process."""

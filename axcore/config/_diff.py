@@ -15,6 +15,6 @@ def diff(a: Node, b: Node) -> dict[str, tuple[str | None, str | None]]:
         >>> diff(parent, child)
         {'model.dim': ('64', '128')}
     """
-    old, new = _write.lines(a, strict=False), _write.lines(b, strict=False)
+    old, new = _write.lines(a), _write.lines(b)
     paths = dict.fromkeys([*new, *old])
     return {p: (old.get(p), new.get(p)) for p in paths if old.get(p) != new.get(p)}

@@ -5,18 +5,20 @@ from __future__ import annotations
 import ast
 import enum
 import math
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from axcore.config import _edit, _names, _store, _write
 from axcore.config._fields import REQUIRED
 from axcore.config._provenance import Stamp
-from axcore.config._tree import FrozenMapping, Node, join, record_names, state, walk
+from axcore.config._tree import FrozenMapping, Node, error, join, record_names, state, walk
 from axcore.config._types import Scaled
 from axcore.errors import ConfigError, did_you_mean
 
 _NAMES: dict[str, Any] = {"REQUIRED": REQUIRED, "nan": math.nan, "inf": math.inf}
-_WORDS = "config, config_for, partial_for, ref, enum, data, scaled"
+_WORDS = ("config", "config_for", "partial_for", "ref", "enum", "data", "scaled")
+
+
+_CASELESS = {"true": True, "false": False, "none": None, "null": None}
 
 
 class _Bad(Exception):
@@ -52,7 +54,7 @@ def _value(node: ast.expr, trusted: tuple[str, ...] | None) -> Any:
             return _call(word, node, trusted)
         case _:
             pass
-    raise _Bad(f"{ast.unparse(node)[:60]!r} is neither a literal nor one of {_WORDS}")
+    raise _Bad(f"{ast.unparse(node)[:60]!r} is neither a literal nor one of {', '.join(_WORDS)}")
 
 
 def _mapping(
@@ -66,33 +68,35 @@ def _mapping(
     return FrozenMapping(out)
 
 
-def _call(word: str, node: ast.Call, trusted: tuple[str, ...] | None) -> Any:
-    args = [_value(a, trusted) for a in node.args]
+def _call(
+    word: str, node: ast.Call, trusted: tuple[str, ...] | None, below: dict[str, Any] | None = None
+) -> Any:
+    """Returns what a constructor of the grammar makes; ``below`` are fields on their own lines."""
+    if word not in _WORDS:
+        raise _Bad(f"{word!r} is none of {', '.join(_WORDS)}" + _suggest(word, _WORDS))
     if any(k.arg is None for k in node.keywords):
         raise _Bad(f"{word}(**...) is not in the grammar")
-    kwargs = {str(k.arg): _value(k.value, trusted) for k in node.keywords}
+    args = [_value(a, trusted) for a in node.args]
+    kwargs = {str(k.arg): _value(k.value, trusted) for k in node.keywords} | (below or {})
     if word == "scaled":
         if len(args) != 1 or set(kwargs) - {"of", "multiple_of", "minimum"} or "of" not in kwargs:
             raise _Bad('expected scaled(FACTOR, of="FIELD", multiple_of=N, minimum=N)')
         return Scaled(args[0], **kwargs)
-    if word not in _WORDS.split(", "):
-        raise _Bad(f"{word!r} is none of {_WORDS}" + _suggest(word, _WORDS.split(", ")))
     if len(args) != 1 or type(args[0]) is not str or (kwargs and word != "data"):
         raise _Bad(f'expected {word}("PUBLIC.PATH"' + (", field=..." * (word == "data")) + ")")
+    path: str = args[0]
     if word == "enum":
-        path, _, member = args[0].rpartition(".")
+        path, _, member = path.rpartition(".")
         found = _names.resolve(path, trusted) if "." in path else None
         if not (isinstance(found, type) and issubclass(found, enum.Enum)):
             raise _Bad(f"{args[0]!r} is no member of an enum")
         if member not in found.__members__:
             raise _Bad(f"{found.__name__} has no {member!r}" + _suggest(member, found.__members__))
         return found[member]
-    target = _names.resolve(args[0], trusted)
+    target = _names.resolve(path, trusted)
     if word == "ref":
         return target
-    if word == "data":
-        return Data(target, kwargs).made()
-    return _blank(word, args[0], target)
+    return _record(target, kwargs) if word == "data" else _blank(word, path, target)
 
 
 def _suggest(name: str, known: Any) -> str:
@@ -100,46 +104,36 @@ def _suggest(name: str, known: Any) -> str:
     return f"; {hint}" if hint else ""
 
 
-@dataclass
-class Data:
-    """A frozen dataclass that is being read."""
-
-    target: Any
-    values: dict[str, Any]
-
-    def made(self) -> Any:
-        """Calls the dataclass; every field must be there."""
-        kind = self.target
-        params = getattr(kind, "__dataclass_params__", None)
-        if not isinstance(kind, type) or params is None or not params.frozen:
-            raise _Bad(f"{kind!r} is no frozen dataclass")
-        names = record_names(kind)
-        for name in self.values:
-            if name not in names:
-                raise _Bad(f"{kind.__name__} has no field {name!r}" + _suggest(name, names))
-        missing = [n for n in names if n not in self.values]
-        if missing:
-            raise _Bad(f"{kind.__name__} lacks the field {missing[0]!r}")
-        try:
-            return kind(**self.values)
-        except (TypeError, ValueError) as e:
-            raise _Bad(f"{kind.__name__}: {e}") from e
+def _record(kind: Any, values: dict[str, Any]) -> Any:
+    """Returns a frozen dataclass made of all its fields."""
+    params = getattr(kind, "__dataclass_params__", None)
+    if not isinstance(kind, type) or params is None or not params.frozen:
+        raise _Bad(f"{kind!r} is no frozen dataclass")
+    names = record_names(kind)
+    for name in values:
+        if name not in names:
+            raise _Bad(f"{kind.__name__} has no field {name!r}" + _suggest(name, names))
+    for name in names:
+        if name not in values:
+            raise _Bad(f"{kind.__name__} lacks the field {name!r}")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as e:
+        raise _Bad(f"{kind.__name__}: {e}") from e
 
 
 def _blank(word: str, path: str, target: Any) -> Any:
     """Returns a config with nothing set."""
     from axcore.config import _call
-    from axcore.config._config import Config, Configurable
 
-    if word != "config":
-        if not callable(target):
-            raise _Bad(f"{path!r} cannot be called")
-        return _call.config_for(target) if word == "config_for" else _call.partial_for(target)
-    if isinstance(target, type) and issubclass(target, Configurable):
-        return target.Config()
-    if isinstance(target, type) and issubclass(target, Config):
-        return target()
-    raise _Bad(f"{path!r} has no config class")
+    if word == "config":
+        config = target if _edit.is_config_class(target) else getattr(target, "Config", None)
+        if not isinstance(target, type) or not _edit.is_config_class(config):
+            raise _Bad(f"{path!r} has no config class")
+        return config()
+    if not callable(target):
+        raise _Bad(f"{path!r} cannot be called")
+    return _call.config_for(target) if word == "config_for" else _call.partial_for(target)
 
 
 def parse_value(text: str, trusted: tuple[str, ...] | None = ()) -> Any:
@@ -147,7 +141,7 @@ def parse_value(text: str, trusted: tuple[str, ...] | None = ()) -> Any:
     try:
         return _value(_tree(text), trusted)
     except _Bad as e:
-        raise ConfigError(str(e), code="AX110") from None
+        raise error("AX110", str(e)) from None
 
 
 # A whole config ---------------------------------------------------------------------------------
@@ -183,33 +177,20 @@ class _Reader:
         return path, value
 
     def error(self, message: str, number: int, hint: str | None = None) -> ConfigError:
-        return ConfigError(message, code="AX110", where=f"line {number}", hint=hint)
+        return error("AX110", message, f"line {number}", hint)
 
     def number(self, path: str) -> int:
         return self.lines[path][0]
 
-    def take(self, path: str, above: str) -> ast.expr:
-        """Returns the expression of a path and marks it used."""
+    def read(self, path: str, above: str, default: Any) -> Any:
+        """Returns the value at a path; ``default`` itself where that is all it says."""
         if path not in self.lines:
             close = did_you_mean(path, [p for p in self.lines if p and p not in self.used])
-            raise self.error(f"the line for {path!r} is missing", self.number(above), close or None)
+            raise self.error(f"the line for {path!r} is missing", self.number(above), close)
         self.used.add(path)
         number, text = self.lines[path]
         try:
-            return _tree(text)
-        except _Bad as e:
-            raise self.error(str(e), number) from None
-
-    def read(self, path: str, above: str, default: Any) -> Any:
-        """Returns the value at a path; ``default`` itself where that is all it says."""
-        expr = self.take(path, above)
-        number = self.number(path)
-        try:
-            if isinstance(expr, ast.Name) and expr.id in ("tuple", "mapping"):
-                return self._container(expr.id, path)
-            if _is_data(expr) and path in self.kids:
-                return self._record(expr, path)
-            value = _value(expr, self.trusted)
+            value = self._value(_tree(text), path)
         except _Bad as e:
             raise self.error(str(e), number) from None
         except ConfigError as e:
@@ -217,26 +198,26 @@ class _Reader:
             raise
         if isinstance(value, Node):
             same = isinstance(default, Node) and _write.inline(default) == _write.inline(value)
-            node = default if same else value
-            self.fill(node, path)
-            return node
+            value = default if same else value
+            self.fill(value, path)
         return value
 
-    def _container(self, word: str, path: str) -> Any:
-        keys = list(self.kids.get(path, ()))
-        values = {key: self.read(join(path, key), path, None) for key in keys}
-        if word == "mapping":
-            return FrozenMapping(values)
-        if keys != [str(i) for i in range(len(keys))]:
-            raise _Bad(f"the elements of {path!r} are not numbered 0, 1, 2, ... in order")
-        return tuple(values.values())
+    def _value(self, expr: ast.expr, path: str) -> Any:
+        match expr:
+            case ast.Name(id="mapping"):
+                return FrozenMapping(self._below(path))
+            case ast.Name(id="tuple"):
+                values = self._below(path)
+                if list(values) != [str(i) for i in range(len(values))]:
+                    raise _Bad(f"the elements of {path!r} are not numbered 0, 1, 2, ... in order")
+                return tuple(values.values())
+            case ast.Call(func=ast.Name(id="data")):
+                return _call("data", expr, self.trusted, self._below(path))
+            case _:
+                return _value(expr, self.trusted)
 
-    def _record(self, expr: ast.Call, path: str) -> Any:
-        if len(expr.args) != 1 or expr.keywords or not isinstance(expr.args[0], ast.Constant):
-            raise _Bad('expected data("PUBLIC.PATH"), with a line for each field')
-        target = _names.resolve(str(expr.args[0].value), self.trusted)
-        values = {key: self.read(join(path, key), path, None) for key in self.kids.get(path, ())}
-        return Data(target, values).made()
+    def _below(self, path: str) -> dict[str, Any]:
+        return {key: self.read(join(path, key), path, None) for key in self.kids.get(path, ())}
 
     def fill(self, node: Node, path: str) -> None:
         """Gives a config the values of its lines; only what is not the default counts as set."""
@@ -248,38 +229,21 @@ class _Reader:
             at = join(path, name)
             default = own.values.get(name, REQUIRED)
             value = self.read(at, path, default)
-            if value is default or _same(value, default):
+            if value is default or _write.lines(value) == _write.lines(default):
                 continue
             try:
                 _store.assign(node, name, _store.check(node, name, value), stamp)
             except ConfigError as e:
-                message = f"{e.message} (at {at!r})"
-                raise ConfigError(
-                    message, code=e.code, where=f"line {self.number(at)}", hint=e.hint
-                ) from None
+                e.message, e.where = f"{e.message} (at {at!r})", f"line {self.number(at)}"
+                raise
 
     def finish(self) -> None:
         for path, (number, _) in self.lines.items():
             if path not in self.used:
                 above = path.rpartition(".")[0]
                 known = [p for p in self.used if p.rpartition(".")[0] == above]
-                raise self.error(
-                    f"{path!r} is no path of this config", number, did_you_mean(path, known) or None
-                )
-
-
-def _is_data(expr: ast.expr) -> TypeGuard[ast.Call]:
-    match expr:
-        case ast.Call(func=ast.Name(id="data")):
-            return True
-        case _:
-            return False
-
-
-def _same(value: Any, default: Any) -> bool:
-    """Whether a value read is what the config has by default."""
-    same_head = _write.inline(value) == _write.inline(default)
-    return same_head and _write.flat(value) == _write.flat(default)
+                hint = did_you_mean(path, known)
+                raise self.error(f"{path!r} is no path of this config", number, hint)
 
 
 def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any:
@@ -320,27 +284,21 @@ def set_path_text(root: Any, path: str, text: str, trusted: tuple[str, ...]) -> 
     """See :meth:`Config.set_path_text`."""
     node, rest, _ = _edit.place(root, path)
     field = _store.field_of(node, rest.split(".")[0])
+    assert field is not None
+    word = text.strip()
     candidates: list[Any] = []
-    failed: ConfigError | None = None
+    errors: list[ConfigError] = []
     try:
         candidates.append(parse_value(text, trusted))
     except ConfigError as e:
-        failed = e
-    word = text.strip().lower()
-    if word in ("true", "false", "none", "null"):
-        candidates.append({"true": True, "false": False}.get(word))
-    for kind in field.checker.enums if field is not None else ():
-        if text.strip() in kind.__members__:
-            candidates.append(kind[text.strip()])
-    candidates.append(text)
-    error: ConfigError | None = None
-    for value in candidates:
+        if e.code != "AX110":  # it names something; the other readings do not explain its fault
+            errors.append(e)
+    candidates += [_CASELESS[w] for w in (word.lower(),) if w in _CASELESS]
+    candidates += [kind[word] for kind in field.checker.enums if word in kind.__members__]
+    for value in [*candidates, text]:
         try:
             _edit.set_path(root, path, value)
             return
         except ConfigError as e:
-            error = error or e
-    if failed is not None and failed.code != "AX110":
-        raise failed
-    assert error is not None
-    raise error
+            errors.append(e)
+    raise errors[0]

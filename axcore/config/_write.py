@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable
 from typing import Any, cast
 
 from axcore.config import _names
@@ -12,17 +11,15 @@ from axcore.config._tree import (
     ATOMS,
     FrozenMapping,
     Node,
+    error,
     is_record,
     join,
     parts,
     path_of,
-    record_names,
     state,
+    walk,
 )
 from axcore.config._types import REQUIRED, Scaled, is_leaf
-from axcore.errors import ConfigError
-
-Namer = Callable[[Any], str]
 
 
 def quote(text: str) -> str:
@@ -31,41 +28,38 @@ def quote(text: str) -> str:
     return '"' + body.replace("\\'", "'").replace('"', '\\"') + '"'
 
 
-def head(value: Any, namer: Namer) -> str:
-    """Returns the first line of a value that takes several."""
-    if isinstance(value, Node):
-        call = state(value).call
-        if call is not None:
-            return f"{call.word}({quote(namer(call.fn))})"
-        target = type(value).__dict__.get("target")
-        return f"config({quote(namer(type(value) if target is None else target))})"
-    if is_record(value):
-        return f"data({quote(namer(type(value)))})"
-    return "tuple" if isinstance(value, tuple) else "mapping"
+def _named(node: Node) -> Any:
+    """Returns the callable or class that the text of a config names."""
+    call = state(node).call
+    if call is not None:
+        return call.fn
+    return type(node).__dict__.get("target") or type(node)
 
 
-def inline(value: Any, namer: Namer = _names.any_path) -> str:
-    """Returns a value on one line; of a config only its head."""
+def inline(value: Any) -> str:
+    """Returns a value on one line; of a config only its first line."""
     kind = cast(Any, type(value))
     if kind is str:
         return quote(value)
     if kind in ATOMS or kind is Scaled or value is REQUIRED:
         return repr(value)
     if isinstance(value, Node):
-        return head(value, namer)
+        call = state(value).call
+        return f"{call.word if call is not None else 'config'}({_path(_named(value))})"
     if isinstance(value, enum.Enum):
-        return f"enum({quote(f'{namer(kind)}.{value.name}')})"
+        return f"enum({quote(f'{_names.any_path(kind)}.{value.name}')})"
     if kind is tuple:
-        inner = [inline(part, namer) for _, part in parts(value)]
+        inner = [inline(part) for part in value]
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
     if kind is FrozenMapping:
-        inner = [f"{quote(key)}: {inline(part, namer)}" for key, part in parts(value)]
-        return f"{{{', '.join(inner)}}}"
+        return f"{{{', '.join(f'{quote(key)}: {inline(part)}' for key, part in parts(value))}}}"
     if is_record(value):
-        inner = [quote(namer(kind))]
-        inner += [f"{name}={inline(getattr(value, name), namer)}" for name in record_names(kind)]
-        return f"data({', '.join(inner)})"
-    return f"ref({quote(namer(value))})"
+        return f"data({', '.join([_path(kind), *(f'{n}={inline(v)}' for n, v in parts(value))])})"
+    return f"ref({_path(value)})"
+
+
+def _path(value: Any) -> str:
+    return quote(_names.any_path(value))
 
 
 def brief(value: Any) -> str:
@@ -76,53 +70,45 @@ def brief(value: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def lines(node: Node, strict: bool = True) -> dict[str, str]:
-    """Returns path -> text of a config, each node and leaf in declaration order; the root is ''.
-
-    Args:
-        node: The config.
-        strict: Whether a class or function without a public path is an error.
-    """
+def lines(value: Any) -> dict[str, str]:
+    """Returns path -> text, of each config and leaf in declaration order; the top's path is ''."""
     out: dict[str, str] = {}
-    _lines(node, "", node, _names.public_path if strict else _names.any_path, out)
+    _add_lines(value, "", out)
     return out
 
 
-def _lines(value: Any, path: str, owner: Node | None, namer: Namer, out: dict[str, str]) -> None:
-    kind = cast(Any, type(value))
-    if kind in ATOMS or (not isinstance(value, Node) and is_leaf(value)):
-        try:
-            out[path] = inline(value, namer)
-        except _names.NotPublic as e:
-            raise ConfigError(str(e), code="AX107", where=path or None, hint=e.hint) from None
+def _add_lines(value: Any, path: str, out: dict[str, str]) -> None:
+    if type(value) in ATOMS or is_leaf(value):
+        out[path] = inline(value)
         return
-    try:
-        out[path] = head(value, namer)
-    except _names.NotPublic as e:
-        where = join(path_of(owner) if owner is not None else "", path) or None
-        hint = "move the class to module level" if isinstance(value, Node) else e.hint
-        raise ConfigError(str(e), code="AX107", where=where, hint=hint) from None
-    pairs = state(value).values.items() if isinstance(value, Node) else parts(value)
-    for name, part in pairs:
-        _lines(part, join(path, name), owner, namer, out)
-
-
-def flat(value: Any) -> dict[str, str]:
-    """Returns path -> text of any value, the paths below it; never fails."""
-    out: dict[str, str] = {}
-    _lines(value, "", None, _names.any_path, out)
-    return out
+    inside = parts(value)
+    if isinstance(value, Node):
+        out[path], inside = inline(value), state(value).values.items()
+    elif is_record(value):
+        out[path] = f"data({_path(type(value))})"
+    else:
+        out[path] = "tuple" if isinstance(value, tuple) else "mapping"
+    for name, part in inside:
+        _add_lines(part, join(path, name), out)
 
 
 def to_text(node: Node) -> str:
     """See :meth:`Config.to_text`."""
-    return _joined(lines(node))
+    for _, each in walk(node):
+        try:
+            _names.public_path(_named(each))
+        except _names.NotPublic as e:
+            hint = "move the class to module level"
+            raise error("AX107", str(e), path_of(each), hint) from None
+    return _text(node)
 
 
-def _joined(found: dict[str, str]) -> str:
-    return "".join(f"{path}: {text}\n" if path else f"{text}\n" for path, text in found.items())
+def _text(node: Node) -> str:
+    return "".join(
+        f"{path}: {line}\n" if path else f"{line}\n" for path, line in lines(node).items()
+    )
 
 
 def fingerprint(node: Node) -> str:
     """See :meth:`Config.fingerprint`."""
-    return hashlib.sha256(_joined(lines(node, strict=False)).encode()).hexdigest()
+    return hashlib.sha256(_text(node).encode()).hexdigest()

@@ -7,11 +7,20 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from axcore.config import _resolve, _store
+from axcore.config import _resolve, _store, _write
 from axcore.config._config import Config
+from axcore.config._edit import is_config_class
 from axcore.config._fields import REQUIRED, Field
-from axcore.config._provenance import Stamp
-from axcore.config._tree import FrozenMapping, Node, State, map_nodes, parts, path_of, set_state
+from axcore.config._tree import (
+    FrozenMapping,
+    Node,
+    State,
+    error,
+    map_nodes,
+    parts,
+    path_of,
+    set_state,
+)
 from axcore.config._tree import state as state_of
 from axcore.config._types import ANY, Mismatch, TupleChecker, describe, public
 from axcore.errors import ConfigError, did_you_mean
@@ -36,13 +45,11 @@ class Call:
         self.fn = fn
         self.partial = partial
         self.word = "partial_for" if partial else "config_for"
-        self._name = f"{self.word}({getattr(fn, '__name__', '?')})"
         try:
-            found = inspect.signature(fn).parameters
+            signature = inspect.signature(fn)
         except (ValueError, TypeError):  # some builtins tell nothing
-            kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kw": inspect.Parameter.VAR_KEYWORD}
-            found = {name: inspect.Parameter(name, kind) for name, kind in kinds.items()}
-        self.parameters = dict(found)
+            signature = inspect.signature(lambda *args, **kwargs: None)
+        self.parameters = signature.parameters
         self.varargs: str | None = None
         self.open = False
         self.fields: dict[str, Field] = {}
@@ -64,6 +71,14 @@ class Call:
                     continue  # cannot be written down: left to the callable
             self.values[name] = field.default
 
+    def _field(self, name: str) -> Field:
+        owner = f"{self.word}({getattr(self.fn, '__name__', '?')})"
+        return Field(name, Any, REQUIRED, owner, self.fn.__module__ or "")
+
+    def extra_field(self, name: str) -> Field | None:
+        """Returns a field for a keyword that only ``**kwargs`` takes, or None if there is none."""
+        return self._field(name) if self.open and name not in self.parameters else None
+
     def bare(self, cls: type[CallConfig]) -> CallConfig:
         """Returns a config of the callable with nothing set."""
         node = object.__new__(cls)
@@ -73,12 +88,27 @@ class Call:
         set_state(node, own)
         return node
 
-    def _field(self, name: str) -> Field:
-        return Field(name, Any, REQUIRED, self._name, self.fn.__module__ or "")
+    def by_name(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Names positional arguments by the signature."""
+        names = [n for n, p in self.parameters.items() if p.kind in _POSITIONAL]
+        values = dict(zip(names, args, strict=False))
+        rest = args[len(names) :]
+        if rest and self.varargs is None:
+            message = f"{self.word}: the callable takes at most {len(names)} positional arguments"
+            raise error("AX114", message)
+        return {**values, str(self.varargs): rest} if rest else values
 
-    def extra_field(self, name: str) -> Field | None:
-        """Returns a field for a keyword that only ``**kwargs`` takes, or None if there is none."""
-        return self._field(name) if self.open and name not in self.parameters else None
+    def make(self, values: dict[str, Any]) -> Any:
+        """Calls the callable, by keyword where it can, or binds what is not its default."""
+        if self.partial:
+            return functools.partial(self.fn, **values)
+        varargs = values.pop(self.varargs, ()) if self.varargs is not None else ()
+        args: list[Any] = []
+        for name, parameter in self.parameters.items():
+            if name in values and parameter.kind in _POSITIONAL:
+                if varargs or parameter.kind is parameter.POSITIONAL_ONLY:
+                    args.append(values.pop(name))
+        return self.fn(*args, *varargs, **values)
 
 
 _calls: dict[tuple[int, bool], Call] = {}
@@ -107,19 +137,15 @@ class CallConfig(Config):
         """
         cfg = _resolve.prepared(self, None, {}, "")
         call: Call = state_of(cfg).call
-        values = dict(state_of(cfg).values)
-        where = path_of(self)
-        arguments = {name: built(value) for name, value in values.items() if name not in kwargs}
+        values = {n: v for n, v in state_of(cfg).values.items() if n not in kwargs}
+        if call.partial:
+            usual = {name: _write.lines(value) for name, value in call.values.items()}
+            values = {n: v for n, v in values.items() if usual.get(n) != _write.lines(v)}
+        values = {name: _built(value) for name, value in values.items()}
         try:
-            if call.partial:
-                same = {n for n, p in call.parameters.items() if _is_default(values.get(n), p)}
-                bound = {n: v for n, v in arguments.items() if n not in same}
-                return functools.partial(
-                    call.fn, **{n: v for n, v in bound.items() if v is not REQUIRED}, **kwargs
-                )
-            args, keywords = _split(call, {**arguments, **kwargs})
-            return call.fn(*args, **keywords)
+            return call.make({**values, **kwargs})
         except Exception as e:
+            where = path_of(self)
             e.add_note(f"while calling {_store.label(self)}" + (f" at {where}" if where else ""))
             raise
 
@@ -132,96 +158,50 @@ class PartialConfig(CallConfig):
         return self.instantiate()(*args, **kwargs)
 
 
-def _is_default(value: Any, parameter: inspect.Parameter) -> bool:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return value == ()
-    default = parameter.default
-    if default is parameter.empty:
-        return False
-    return value is default or (type(value) is type(default) and repr(value) == repr(default))
-
-
-def built(value: Any) -> Any:
+def _built(value: Any) -> Any:
     """Returns a value for a call: configs instantiated, frozen mappings as plain dicts."""
-    value = map_nodes(value, _instantiate, "")
-    return _plain(value)
-
-
-def _instantiate(key: str, node: Node) -> Any:
-    assert isinstance(node, Config)
-    return node.instantiate()
-
-
-def _plain(value: Any) -> Any:
     kind = cast(Any, type(value))
     if kind is FrozenMapping:
-        return {key: _plain(part) for key, part in parts(value)}
+        return {key: _built(part) for key, part in parts(value)}
     if kind is tuple:
-        return tuple([_plain(part) for _, part in parts(value)])
-    return value
-
-
-def _split(call: Call, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the positional and keyword arguments of a call."""
-    args: list[Any] = []
-    varargs = values.pop(call.varargs, ()) if call.varargs is not None else ()
-    for name, parameter in call.parameters.items():
-        by_position = parameter.kind is parameter.POSITIONAL_ONLY or (varargs and name in values)
-        if parameter.kind in _POSITIONAL and by_position and name in values:
-            args.append(values.pop(name))
-    return [*args, *varargs], values
+        return tuple([_built(part) for _, part in parts(value)])
+    return map_nodes(value, lambda _, node: cast(Any, node).instantiate(), "")
 
 
 def _new(
     cls: type[CallConfig], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    word = "partial_for" if cls is PartialConfig else "config_for"
+    partial = cls is PartialConfig
+    word = "partial_for" if partial else "config_for"
     if isinstance(fn, functools.partial):
         args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
     if not callable(fn) or isinstance(fn, Node):
-        raise ConfigError(f"{word} takes a function or class, got {describe(fn)}", code="AX101")
-    config = getattr(fn, "Config", None)
-    if isinstance(config, type) and issubclass(config, Node):
+        raise error("AX101", f"{word} takes a function or class, got {describe(fn)}")
+    if is_config_class(getattr(fn, "Config", None)):
         name = getattr(fn, "__name__", "X")
-        hint = f"write {name}.Config(...)"
-        raise ConfigError(f"{name} has a config class of its own", code="AX114", hint=hint)
+        raise error(
+            "AX114", f"{name} has a config class of its own", "", f"write {name}.Config(...)"
+        )
     try:
         public(fn, "a public path")
     except Mismatch as e:
-        raise ConfigError(f"{word}: {e.got}", code="AX107", hint=e.hint) from None
-    call = call_of(fn, cls is PartialConfig)
+        raise error("AX107", f"{word}: {e.got}", hint=e.hint) from None
+    if partial and args:
+        raise error("AX114", f"{word} takes named arguments only", hint="name each: f, x=1")
+    call = call_of(fn, partial)
     node = call.bare(cls)
-    values = {**_by_name(call, args, kwargs), **kwargs}
-    stamp = Stamp()
-    for name, value in values.items():
-        if name in call.fields or call.extra_field(name) is not None:
-            _store.assign(node, name, _store.check(node, name, value), stamp)
-        else:
-            hint = did_you_mean(name, call.fields)
-            raise ConfigError(
-                f"{_store.label(node)}: the callable takes no argument {name!r}",
-                code="AX114",
-                hint=hint or f"it takes: {', '.join(call.fields) or 'none'}",
+    values = call.by_name(args)
+    for name in kwargs:
+        if name in values:
+            raise error("AX114", f"{word}: the callable takes {name!r} once, got it twice")
+        if _store.field_of(node, name) is None:
+            hint = (
+                did_you_mean(name, call.fields) or f"it takes: {', '.join(call.fields) or 'none'}"
             )
+            message = f"{_store.label(node)}: the callable takes no argument {name!r}"
+            raise error("AX114", message, hint=hint)
+    _store.set_all([node], {**values, **kwargs})
     return node
-
-
-def _by_name(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Names positional arguments by the signature."""
-    names = [n for n, p in call.parameters.items() if p.kind in _POSITIONAL]
-    values = dict(zip(names, args, strict=False))
-    rest = args[len(names) :]
-    twice = [n for n in values if n in kwargs]
-    if call.partial and args:
-        raise ConfigError(
-            f"{call.word} takes named arguments only", code="AX114", hint="name each: f, x=1"
-        )
-    if twice or (rest and call.varargs is None):
-        what = f"{twice[0]!r} twice" if twice else f"at most {len(names)} positional arguments"
-        raise ConfigError(f"{call.word}: the callable takes {what}", code="AX114")
-    if rest and call.varargs is not None:
-        values[call.varargs] = rest
-    return values
 
 
 def config_for(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallConfig:

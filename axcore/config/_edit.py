@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from axcore.config import _store, _write
 from axcore.config._fields import REQUIRED
@@ -15,7 +15,7 @@ from axcore.errors import did_you_mean
 C = TypeVar("C", bound=Node)
 
 
-def is_config_class(value: Any) -> bool:
+def is_config_class(value: Any) -> TypeGuard[type[Node]]:
     """Whether ``value`` is a config class."""
     return isinstance(value, type) and issubclass(value, Node)
 

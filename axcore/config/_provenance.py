@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import dataclasses
 import os
 import sys
+from collections.abc import Generator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 Kind = Literal["default", "experiment", "modifier", "rule", "file", "flag", "derived"]
@@ -43,13 +45,7 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the event as a plain dictionary."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "plugin": self.plugin,
-            "location": self.location,
-            "value": self.value,
-        }
+        return dataclasses.asdict(self)
 
 
 _AUTHOR: contextvars.ContextVar[tuple[Kind, str, str | None] | None] = contextvars.ContextVar(
@@ -57,7 +53,8 @@ _AUTHOR: contextvars.ContextVar[tuple[Kind, str, str | None] | None] = contextva
 )
 
 
-class author:
+@contextlib.contextmanager
+def author(kind: Kind, name: str, plugin: str | None = None) -> Generator[None]:
     """Scope in which every edit is recorded as made by the given author.
 
     Outside any scope edits are recorded as kind ``experiment``, named by the module that made them.
@@ -71,23 +68,13 @@ class author:
         >>> with author("flag", "--set"):
         ...     cfg.set(max_step=10)
     """
-
-    def __init__(self, kind: Kind, name: str, plugin: str | None = None):
-        if kind not in STRENGTH:
-            raise ValueError(f"author kind {kind!r} is not one of {', '.join(STRENGTH)}")
-        self._who = (kind, name, plugin)
-        self._tokens: list[contextvars.Token[Any]] = []
-
-    def __enter__(self) -> None:
-        self._tokens.append(_AUTHOR.set(self._who))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _AUTHOR.reset(self._tokens.pop())
+    if kind not in STRENGTH:
+        raise ValueError(f"author kind {kind!r} is not one of {', '.join(STRENGTH)}")
+    token = _AUTHOR.set((kind, name, plugin))
+    try:
+        yield
+    finally:
+        _AUTHOR.reset(token)
 
 
 def current_author() -> tuple[Kind, str, str | None] | None:
@@ -99,20 +86,18 @@ class Stamp:
     """The author and the calling line, looked up once for all the values of one call."""
 
     __slots__ = ("kind", "location", "name", "plugin", "scoped")
+    kind: Kind
 
     def __init__(self):
-        who = _AUTHOR.get()
+        who: tuple[Kind, str, str | None] | None = _AUTHOR.get()
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
             frame = frame.f_back
         self.location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         self.scoped = who is not None
-        self.kind: Kind
-        if who is not None:
-            self.kind, self.name, self.plugin = who
-        else:
-            module = str(frame.f_globals.get("__name__", ""))
-            self.kind, self.name, self.plugin = "experiment", module, None
+        if who is None:
+            who = ("experiment", str(frame.f_globals.get("__name__", "")), None)
+        self.kind, self.name, self.plugin = who
 
     def event(self, value: str) -> Event:
         """Returns the event for one value given as text."""

@@ -293,7 +293,8 @@ def set_path_text(root: Any, path: str, text: str, trusted: tuple[str, ...]) -> 
     except ConfigError as e:
         if e.code != "AX110":  # it names something; the other readings do not explain its fault
             errors.append(e)
-    candidates += [_CASELESS[w] for w in (word.lower(),) if w in _CASELESS]
+    if word.lower() in _CASELESS:
+        candidates.append(_CASELESS[word.lower()])
     candidates += [kind[word] for kind in field.checker.enums if word in kind.__members__]
     for value in [*candidates, text]:
         try:

@@ -130,7 +130,7 @@ def test_history_of_a_path_to_nothing_names_near_misses():
 
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="not one of"):
-        author("somebody", "x")  # type: ignore[arg-type]
+        author("somebody", "x").__enter__()  # type: ignore[arg-type]
 
 
 def test_events_are_values():

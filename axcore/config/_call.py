@@ -14,12 +14,11 @@ from axcore.config._fields import REQUIRED, Field
 from axcore.config._tree import (
     FrozenMapping,
     Node,
-    State,
     error,
     map_nodes,
     parts,
     path_of,
-    set_state,
+    set_up,
 )
 from axcore.config._tree import state as state_of
 from axcore.config._types import ANY, Mismatch, TupleChecker, describe, public
@@ -82,10 +81,7 @@ class Call:
     def bare(self, cls: type[CallConfig]) -> CallConfig:
         """Returns a config of the callable with nothing set."""
         node = object.__new__(cls)
-        own = State(self.fields)
-        own.call = self
-        own.values = dict(self.values)
-        set_state(node, own)
+        set_up(node, self.fields, self.values, self)
         return node
 
     def by_name(self, args: tuple[Any, ...]) -> dict[str, Any]:

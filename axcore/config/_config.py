@@ -12,15 +12,11 @@ from axcore.config._provenance import Event
 from axcore.config._tree import (
     ATOMS,
     Node,
-    State,
-    adopt,
     copy_node,
-    copy_value,
     error,
-    freeze,
     nodes_below,
     path_of,
-    set_state,
+    set_up,
     short_name,
     state,
     walk,
@@ -38,38 +34,33 @@ if TYPE_CHECKING:
 class ConfigMeta(type):
     """Metaclass of Config: takes the fields out of the class body."""
 
+    ax_own: dict[str, Field]
     ax_fields: dict[str, Field]
     ax_ready: bool
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any
     ) -> ConfigMeta:
-        inherited: dict[str, Field] = {}
-        for base in reversed(bases):
-            if isinstance(base, ConfigMeta):
-                inherited.update(base.ax_fields)
-        own: dict[str, Field] = {}
-        if bases != (Node,):
-            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-            known = {n for base in bases for n in dir(base)} - _RESERVED
-            own = collect(namespace, inherited, known, _RESERVED, frame)
         namespace.setdefault("__slots__", ())
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         # With several bases the order of the MRO decides, as it does for methods.
-        merged: dict[str, Field] = {}
+        inherited: dict[str, Field] = {}
         for base in reversed(cls.__mro__[1:]):
-            merged.update(base.__dict__.get("ax_own", {}))
+            inherited.update(base.__dict__.get("ax_own", {}))
+        own: dict[str, Field] = {}
+        if bases != (Node,):
+            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            constants = {n for base in bases for n in dir(base)} - _RESERVED
+            own = collect(cls, inherited, constants, _RESERVED, frame)
         cls.ax_own = own
-        cls.ax_fields = {**merged, **own}
+        cls.ax_fields = {**inherited, **own}
         cls.ax_ready = False
         try:
             fields_of(cls)
-        except (ConfigError, NameError) as e:
-            if isinstance(e, ConfigError) and e.code != "AX106":
+        except ConfigError as e:
+            if e.code != "AX106":  # an annotation that names something defined later
                 raise
         return cls
-
-    ax_own: dict[str, Field]
 
 
 def fields_of(cls: ConfigMeta) -> dict[str, Field]:
@@ -106,14 +97,8 @@ class Config(Node, metaclass=ConfigMeta):
     """The class that this config configures."""
 
     def __init__(self, **values: Any):
-        own = State(fields_of(cast(ConfigMeta, type(self))))
-        set_state(self, own)
-        for name, field in own.fields.items():
-            default = field.default
-            if type(default) not in ATOMS and default is not REQUIRED:
-                default = copy_value(default)
-                adopt(self, name, default)
-            own.values[name] = default
+        fields = fields_of(cast(ConfigMeta, type(self)))
+        set_up(self, fields, {name: field.default for name, field in fields.items()})
         if values:
             self.set(**values)
 
@@ -133,7 +118,7 @@ class Config(Node, metaclass=ConfigMeta):
             self.set(**{name: value})
 
         def __delattr__(self, name: str) -> None:
-            raise ConfigError(f"a field cannot be deleted ({name!r})", where=path_of(self, name))
+            raise error("AX104", f"a field cannot be deleted ({name!r})", path_of(self, name))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *state(self).fields})
@@ -173,7 +158,8 @@ class Config(Node, metaclass=ConfigMeta):
 
     def freeze(self) -> Self:
         """Refuses edits of this config and all below it from now on; returns self."""
-        freeze(self)
+        for _, each in walk(self):
+            state(each).frozen = True
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -397,5 +383,5 @@ def _pair(cls: Any) -> None:
         hint = "declare a nested class Config that derives from it"
         raise error("AX105", message, where, hint)
     for field in cast(ConfigMeta, own).ax_own.values():
-        field.know(cls.__name__, cls)
+        field.scope = {cls.__name__: cls, **field.scope}
     setattr(own, "target", cls)  # noqa: B010 (of this class, unseen by checkers)

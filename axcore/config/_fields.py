@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, get_origin
 
 from axcore.config import _types
+from axcore.config._tree import error, short_name
 from axcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,70 +79,53 @@ class FieldInfo:
     expected: str
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Field:
-    """A declared field; ``ready()`` resolves its annotation and checks its default, once."""
+    """A declared field; ``ready()`` resolves its annotation and checks its default, once.
 
-    __slots__ = ("_ready", "_scope", "annotation", "checker", "default", "module", "name", "owner")
+    Attributes:
+        name: The field's name.
+        annotation: Its type, as stated until it is resolved.
+        default: Its default, or REQUIRED.
+        owner: The class or callable that states the default.
+        module: Where the annotation was written.
+        scope: Local names that a postponed annotation may use besides the module's.
+        checker: What checks its values.
+        is_ready: Whether ``ready`` has been called.
+    """
 
-    def __init__(self, name: str, annotation: Any, default: Any, owner: str, module: str):
-        self.name = name
-        self.annotation = annotation
-        self.default = default
-        self.owner = owner
-        self.module = module
-        self.checker: _types.Checker = _types.ANY
-        self._scope: Mapping[str, Any] | None = None
-        self._ready = False
+    name: str
+    annotation: Any
+    default: Any
+    owner: str
+    module: str
+    scope: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    checker: _types.Checker = _types.ANY
+    is_ready: bool = False
 
-    def redefault(self, default: Any, owner: str) -> Field:
-        """Returns this field with another default, stated by the subclass ``owner``."""
-        new = Field(self.name, self.annotation, default, owner, self.module)
-        new.bind(self._scope)
-        return new
-
-    def bind(self, scope: Mapping[str, Any] | None) -> None:
-        """Sets the local names that a postponed annotation may use besides the module's."""
-        self._scope = scope
-
-    def know(self, name: str, value: Any) -> None:
-        """Adds a name that a postponed annotation may use, while it is unresolved."""
-        if self._scope is not None:
-            self._scope = {name: value, **self._scope}
-
-    def resolve(self) -> None:
-        """Compiles the annotation. Raises NameError while it names what is not yet defined."""
-        annotation = self.annotation
-        if isinstance(annotation, ForwardRef):
-            annotation = annotation.__forward_arg__
-        if isinstance(annotation, str):
-            module = sys.modules.get(self.module)
-            names = dict(vars(module)) if module is not None else {}
-            annotation = eval(annotation, names, dict(self._scope or {}))  # source code, not text
-        self.checker = _types.compile_annotation(annotation, f"{self.owner}.{self.name}")
-        self.annotation = annotation
-        self._scope = None
-
-    def ready(self) -> Field:
-        """Resolves and checks what is still open; returns self."""
-        if self._ready:
-            return self
+    def ready(self) -> None:
+        """Resolves and checks what is still open."""
+        if self.is_ready:
+            return
         where = f"{self.owner}.{self.name}"
         try:
-            self.resolve()
+            annotation = self.annotation
+            if isinstance(annotation, ForwardRef):
+                annotation = annotation.__forward_arg__
+            if isinstance(annotation, str):  # of the source code
+                names = dict(vars(sys.modules[self.module])) if self.module in sys.modules else {}
+                annotation = eval(annotation, names, dict(self.scope))
+            self.checker = _types.compile_annotation(annotation, where)
         except (NameError, AttributeError) as e:
-            raise ConfigError(
-                f"the annotation {self.annotation!r} cannot be resolved: {e}",
-                code="AX106",
-                where=where,
-                hint="import the name at run time, not only under TYPE_CHECKING",
-            ) from e
+            message = f"the annotation {self.annotation!r} cannot be resolved: {e}"
+            hint = "import the name at run time, not only under TYPE_CHECKING"
+            raise error("AX106", message, where, hint) from e
         if self.default is not REQUIRED:
             try:
                 self.default = self.checker.convert(self.default)
             except _types.Mismatch as e:
                 raise e.error(where, where) from None
-        self._ready = True
-        return self
+        self.annotation, self.scope, self.is_ready = annotation, {}, True
 
 
 def is_class_var(annotation: Any) -> bool:
@@ -153,17 +137,13 @@ def is_class_var(annotation: Any) -> bool:
     return annotation is ClassVar or get_origin(annotation) is ClassVar
 
 
-def own_annotations(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the annotations of a class body that is about to become a class."""
-    if "__annotations__" in namespace:
-        return dict(namespace["__annotations__"])
+def own_annotations(cls: type) -> dict[str, Any]:
+    """Returns the annotations of a class's own body, with those not yet defined postponed."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
-        annotate = annotationlib.get_annotate_from_class_namespace(namespace)
-        if annotate is not None:
-            return annotationlib.call_annotate_function(annotate, annotationlib.Format.FORWARDREF)
-    return {}
+        return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    return inspect.get_annotations(cls)
 
 
 def local_scope(frame: FrameType | None) -> dict[str, Any]:
@@ -181,16 +161,16 @@ def local_scope(frame: FrameType | None) -> dict[str, Any]:
 
 
 def collect(
-    namespace: dict[str, Any],
+    cls: type,
     inherited: Mapping[str, Field],
     constants: set[str],
     reserved: frozenset[str],
     frame: FrameType | None,
 ) -> dict[str, Field]:
-    """Takes the fields out of a class body.
+    """Takes the fields out of a class.
 
     Args:
-        namespace: The class body; defaults of fields are removed from it.
+        cls: The new class; defaults of fields are removed from it.
         inherited: Fields of the bases.
         constants: Names that are class variables of the bases.
         reserved: Names that are methods of Config.
@@ -202,43 +182,41 @@ def collect(
     Raises:
         ConfigError: A field hides a method, starts with an underscore, or has no annotation.
     """
-    qualname = str(namespace["__qualname__"])
-    owner, module = qualname.rsplit("<locals>.", 1)[-1], str(namespace["__module__"])
+    owner = short_name(cls)
 
     def refuse(name: str, message: str, hint: str) -> ConfigError:
-        return ConfigError(message, code="AX105", where=f"{owner}.{name}", hint=hint)
+        return error("AX105", message, f"{owner}.{name}", hint)
 
-    annotations = own_annotations(namespace)
+    annotations = own_annotations(cls)
     constants = {name for name, a in annotations.items() if is_class_var(a)} | constants
     annotations = {name: a for name, a in annotations.items() if name not in constants}
     postponed = any(isinstance(a, str | ForwardRef) for a in annotations.values())
-    scope = local_scope(frame) if postponed else None
-    stated = dict.fromkeys([*namespace, *annotations])
+    scope = local_scope(frame) if postponed else {}
+    stated = dict(vars(cls))
     own: dict[str, Field] = {}
-    for name in stated:
+    for name in dict.fromkeys([*stated, *annotations]):
+        value = stated.get(name, REQUIRED)
         if name in annotations:
             if name in reserved:
-                raise refuse(
-                    name, f"a field named {name!r} would hide a method of Config", "rename it"
-                )
+                message = f"a field named {name!r} would hide a method of Config"
+                raise refuse(name, message, "rename it")
             if name.startswith("_"):
                 raise refuse(name, "a field's name starts with an underscore", "rename it")
-            field = Field(name, annotations[name], namespace.pop(name, REQUIRED), owner, module)
-            field.bind(scope)
-            own[name] = field
+            own[name] = Field(name, annotations[name], value, owner, cls.__module__, scope)
         elif not name.startswith("_") and name not in constants:
-            value = namespace[name]
-            defined_here = str(getattr(value, "__qualname__", "")).startswith(qualname + ".")
+            qualname = str(getattr(value, "__qualname__", ""))
+            is_method = qualname.startswith(f"{cls.__qualname__}.")
+            if name in inherited and is_method:
+                raise refuse(name, "a method or class hides the field of that name", "rename")
             if name in inherited:
-                if defined_here:
-                    raise refuse(name, "a method or class hides the field of that name", "rename")
-                own[name] = inherited[name].redefault(namespace.pop(name), owner)
-            elif not defined_here and not isinstance(value, property | classmethod | staticmethod):
-                raise refuse(
-                    name,
-                    "a default without an annotation, and no inherited field of that name",
-                    f"write `{name}: {type(value).__name__} = ...`, or ClassVar for a constant",
-                )
+                field = inherited[name]
+                own[name] = dataclasses.replace(field, default=value, owner=owner, is_ready=False)
+            elif not is_method and not isinstance(value, property | classmethod | staticmethod):
+                message = "a default without an annotation, and no inherited field of that name"
+                hint = f"write `{name}: {type(value).__name__} = ...`, or ClassVar for a constant"
+                raise refuse(name, message, hint)
+    for name in own.keys() & stated.keys():
+        delattr(cls, name)
     return own
 
 

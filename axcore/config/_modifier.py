@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from axcore.config import _store
 from axcore.config._config import Config, Configurable
-from axcore.config._provenance import Kind, author, current_author
+from axcore.config._provenance import Kind, author
+from axcore.config._tree import error
 from axcore.config._types import describe
-from axcore.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
 
@@ -58,12 +58,6 @@ def apply_modifier(
         made = modifier.instantiate()
         result = made(cfg.copy())
     if not isinstance(result, Config):
-        raise ConfigError(
-            f"the modifier {label} returned {describe(result)}, expected a config",
-            code="AX113",
-            hint="end its __call__ with `return cfg`",
-        )
+        message = f"the modifier {label} returned {describe(result)}, expected a config"
+        raise error("AX113", message, hint="end its __call__ with `return cfg`")
     return result  # pyright: ignore[reportReturnType]
-
-
-__all__ = ["Modifier", "apply_modifier", "current_author"]

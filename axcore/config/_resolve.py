@@ -14,7 +14,6 @@ from axcore.config._tree import (
     children,
     copy_node,
     error,
-    freeze,
     path_of,
     rebuilt,
     state,
@@ -43,7 +42,7 @@ def prepared(
         _override(twin, name, value, source)
     _check_complete(twin)
     _resolve(twin, above, strict=True)
-    freeze(twin)
+    twin.freeze()
     state(twin).prepared = True
     return twin
 

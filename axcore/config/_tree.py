@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from axcore.errors import ConfigError
@@ -34,11 +35,13 @@ def short_name(cls: Any) -> str:
     return cls.__qualname__.rsplit("<locals>.", 1)[-1]
 
 
+@dataclass(slots=True, eq=False)
 class State:
     """What a node holds besides its class; reached with ``state(node)``.
 
     Attributes:
         fields: Field name to Field; of the class, or of the callable for ``config_for``.
+        call: The callable and its signature, for ``config_for`` nodes only.
         values: Field name to value, in declaration order.
         events: What was set by whom, oldest first: (path below this node, event).
         parent: The node that holds this one; weak, since the parent owns the child.
@@ -46,31 +49,17 @@ class State:
         frozen: Whether edits are refused.
         prepared: Whether an object may be built from this very config: resolved, complete, frozen.
         reports: What ``replace`` did, oldest first.
-        call: The callable and its signature, for ``config_for`` nodes only.
     """
 
-    __slots__ = (
-        "call",
-        "events",
-        "fields",
-        "frozen",
-        "key",
-        "parent",
-        "prepared",
-        "reports",
-        "values",
-    )
-
-    def __init__(self, fields: Mapping[str, Field]):
-        self.fields = fields
-        self.values: dict[str, Any] = {}
-        self.events: list[tuple[str, Event]] = []
-        self.parent: weakref.ref[Node] | None = None
-        self.key = ""
-        self.frozen = False
-        self.prepared = False
-        self.reports: tuple[Any, ...] = ()
-        self.call: Any = None
+    fields: Mapping[str, Field]
+    call: Any = None
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    events: list[tuple[str, Event]] = field(default_factory=list[Any])
+    parent: weakref.ref[Node] | None = None
+    key: str = ""
+    frozen: bool = False
+    prepared: bool = False
+    reports: tuple[Any, ...] = ()
 
 
 class Node:
@@ -87,9 +76,28 @@ def state(node: Node) -> State:
     return node.__ax__
 
 
-def set_state(node: Node, value: State) -> None:
-    """Gives a node its state, past the node's own checks on attribute writes."""
-    object.__setattr__(node, "__ax__", value)
+def set_up(
+    node: Node, fields: Mapping[str, Field], values: Mapping[str, Any], call: Any = None
+) -> State:
+    """Gives a new node its state, with copies of ``values``."""
+    own = State(fields, call)
+    object.__setattr__(node, "__ax__", own)  # past the node's own checks on attribute writes
+    for name, value in values.items():
+        if type(value) not in ATOMS:
+            value = map_nodes(value, lambda _, child: copy_node(child), "")
+            adopt(node, name, value)
+        own.values[name] = value
+    return own
+
+
+def copy_node(node: Node) -> Node:
+    """Returns an unfrozen deep copy, provenance included, without a parent."""
+    old = state(node)
+    new = object.__new__(type(node))
+    own = set_up(new, old.fields, old.values, old.call)
+    own.events = list(old.events)
+    own.reports = old.reports
+    return new
 
 
 class FrozenMapping(Mapping[str, V]):
@@ -218,46 +226,12 @@ def ancestors(node: Node) -> tuple[Node, ...]:
 
 def path_of(node: Node, name: str = "") -> str:
     """Returns the path of ``node`` (or of its field ``name``) below the root."""
-    keys = [state(n).key for n in ancestors(node)[:-1]]
-    own = state(node)
-    first = own.key if own.parent is not None and own.parent() is not None else ""
-    return join(*reversed([name, first, *keys]))
+    line = (node, *ancestors(node))
+    return join(*reversed([name, *(state(each).key for each in line[:-1])]))
 
 
 def adopt(owner: Node, name: str, value: Any) -> None:
     """Makes ``owner`` the parent of the nodes in its field ``name``."""
-    if type(value) in ATOMS:
-        return
     for key, child in nodes_in(value, name):
-        own = state(child)
-        own.parent = weakref.ref(owner)
-        own.key = key
-
-
-def copy_value(value: Any) -> Any:
-    """Returns ``value`` with every node in it copied."""
-    return map_nodes(value, lambda _, node: copy_node(node), "")
-
-
-def copy_node(node: Node) -> Node:
-    """Returns an unfrozen deep copy, provenance included, without a parent."""
-    old = state(node)
-    new = object.__new__(type(node))
-    own = State(old.fields)
-    own.events = list(old.events)
-    own.reports = old.reports
-    own.call = old.call
-    set_state(new, own)
-    values = own.values
-    for name, value in old.values.items():
-        if type(value) not in ATOMS:
-            value = copy_value(value)
-            adopt(new, name, value)
-        values[name] = value
-    return new
-
-
-def freeze(node: Node) -> None:
-    """Freezes a node and all nodes below it."""
-    for _, each in walk(node):
-        state(each).frozen = True
+        state(child).parent = weakref.ref(owner)
+        state(child).key = key

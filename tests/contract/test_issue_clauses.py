@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -195,3 +196,20 @@ def test_processes_agree_on_the_step_at_which_a_signal_to_one_stops_all():
     other, signalled = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
     assert signalled == [None, None, "SIGTERM", "SIGTERM"]
     assert [answer is not None for answer in other] == [False, False, True, True]
+
+
+# -- workflows ----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = [
+    *(ROOT / ".github" / "workflows").glob("*.yml"),
+    ROOT / "axcore/cli/_plugin_template/github/workflows/test.yml.in",
+]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_job_asks_for_its_matrix_in_its_condition(path):
+    """GitHub evaluates a job's ``if`` before its matrix and refuses the whole file."""
+    jobs = path.read_text().partition("\njobs:\n")[2]
+    conditions = re.findall(r"^ {4}if: (.*)$", jobs, flags=re.MULTILINE)
+    assert jobs and not [text for text in conditions if "matrix" in text]

@@ -10,12 +10,13 @@ import importlib
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
-from axcore.errors import ConfigError, did_you_mean
+from axcore.config._tree import error
+from axcore.errors import did_you_mean
 
 #: Packages that text may name without being told to trust them.
-TRUSTED = ("axcore", "jax", "optax", "numpy", "math", "operator")
+TRUSTED = ("axcore", "jax", "jaxlib", "optax", "numpy", "math", "operator", "_operator")
 #: Builtins that text may name: they compute, and touch nothing.
 SAFE_BUILTINS = frozenset(
     "abs bool complex dict divmod enumerate filter float frozenset int len list map max min pow "
@@ -68,29 +69,23 @@ def _search(value: Any) -> str:
     if module is None and isinstance(owner, type):
         module = owner.__module__  # a classmethod of a builtin class
     if owner is not None and not isinstance(owner, type | types.ModuleType):
-        raise NotPublic(
-            f"{_brief(value)} is bound to an object and cannot be written down",
-            "give a function at module level, with its settings bound by partial_for",
-        )
-    if not isinstance(qualname, str) or not isinstance(module, str):
-        raise NotPublic(
-            f"{_brief(value)} has no name that could be written down",
-            "give the function or class that makes it: config_for(function, ...)",
-        )
-    if "<lambda>" in qualname:
-        raise NotPublic("a lambda cannot be written down", "define a function in a module")
-    if "<locals>" in qualname:
-        raise NotPublic(
-            f"{_brief(value)} is local to a function and cannot be written down",
-            "move it to module level, or configure what makes it: config_for(factory, ...)",
-        )
-    for name, candidate in _candidates(module, qualname, value):
-        if candidate == value if isinstance(owner, type) else candidate is value:
-            return name
-    raise NotPublic(
-        f"{_brief(value)} is reachable only as {module}.{qualname}, which is private",
-        "wrap it in a public function of your own module",
-    )
+        why = "is bound to an object"
+        hint = "give a function at module level, with its settings bound by partial_for"
+    elif not isinstance(qualname, str) or not isinstance(module, str):
+        why = "has no name"
+        hint = "give the function or class that makes it: config_for(function, ...)"
+    elif "<lambda>" in qualname:
+        why, hint = "is a lambda", "define a function in a module"
+    elif "<locals>" in qualname:
+        why = "is local to a function"
+        hint = "move it to module level, or configure what makes it: config_for(factory, ...)"
+    else:
+        for name, candidate in _candidates(module, qualname, value):
+            if candidate == value if isinstance(owner, type) else candidate is value:
+                return name
+        why = f"is reachable only as {module}.{qualname}, which is private,"
+        hint = "wrap it in a public function of your own module"
+    raise NotPublic(f"{_brief(value)} {why} and cannot be written down", hint)
 
 
 def _candidates(module: str, qualname: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -144,70 +139,51 @@ def resolve(path: str, trusted: Iterable[str] | None) -> Any:
     """
     segments = path.split(".")
     if not all(s.isidentifier() for s in segments) or len(segments) < 2 or is_private(path):
-        raise ConfigError(f"{path!r} is not a public dotted path", code="AX107")
-    if trusted is not None and not _is_trusted(path, (*TRUSTED, *trusted)):
-        raise _untrusted(path, segments[0])
-    module: Any = None
-    for i in range(1, len(segments)):
-        name = ".".join(segments[:i])
-        module_here = _import(name, path)
-        if module_here is None:
+        raise error("AX107", f"{path!r} is not a public dotted path")
+    known = None if trusted is None else (*TRUSTED, *(t.replace("-", "_") for t in trusted))
+    _check_trusted(path, path, known)
+    found: Any = None
+    used = 0
+    while used < len(segments) - 1:
+        module = _import(".".join(segments[: used + 1]), path)
+        if module is None:
             break
-        module, used = module_here, i
-    if module is None:
-        raise ConfigError(
-            f"{path!r} cannot be resolved: there is no package {segments[0]!r}",
-            code="AX115",
-            hint=f"install the package that provides {segments[0]!r}",
-        )
-    found: Any = module
-    for segment in segments[used:]:  # pyright: ignore[reportPossiblyUnboundVariable]
+        found, used = module, used + 1
+    if found is None:
+        message = f"{path!r} cannot be resolved: there is no package {segments[0]!r}"
+        raise error("AX115", message, hint=f"install the package that provides {segments[0]!r}")
+    for segment in segments[used:]:
         try:
             found = getattr(found, segment)
         except AttributeError:
-            raise ConfigError(
-                f"{path!r} cannot be resolved: no {segment!r} in {_label(found)}",
-                code="AX115",
-                hint=did_you_mean(segment, (n for n in dir(found) if not n.startswith("_")))
-                or None,
-            ) from None
-        if trusted is not None and not _is_home_trusted(found, (*TRUSTED, *trusted)):
-            raise _untrusted(path, getattr(found, "__module__", None) or _label(found))
+            where = getattr(found, "__qualname__", None) or getattr(found, "__name__", "?")
+            message = f"{path!r} cannot be resolved: no {segment!r} in {where}"
+            hint = did_you_mean(segment, (n for n in dir(found) if not n.startswith("_")))
+            raise error("AX115", message, hint=hint) from None
+        _check_trusted(path, _home(found), known)
     return found
 
 
-def _untrusted(path: str, home: str) -> ConfigError:
-    package = home.split(".")[0]
-    return ConfigError(
-        f"{path!r} names code of {package!r}, which is not a trusted package",
-        code="AX111",
-        hint=f"--trust {package} (or trusted=({package!r},)) if you trust it",
-    )
-
-
-def _is_home_trusted(value: Any, trusted: Iterable[str]) -> bool:
-    """Whether an object reached through a trusted package also belongs to one (not numpy.os)."""
+def _home(value: Any) -> str | None:
+    """Returns where an object is defined; None for a plain value or a namespace on the way."""
     if isinstance(value, types.ModuleType):
-        home = value.__name__
-    else:
-        home = getattr(value, "__module__", None)
-    if not isinstance(home, str):
-        return True  # a plain value, or a namespace on the way
-    root = home.split(".")[0]
-    if root == "builtins":
-        return getattr(value, "__name__", "") in SAFE_BUILTINS
-    roots = {"jaxlib", "_operator", *(t.split(".")[0].replace("-", "_") for t in trusted)}
-    return root in roots
+        return value.__name__
+    module = getattr(value, "__module__", None)
+    return f"{module}.{getattr(value, '__name__', '')}" if isinstance(module, str) else None
 
 
-def _label(value: Any) -> str:
-    return cast(str, getattr(value, "__qualname__", None) or getattr(value, "__name__", "?"))
-
-
-def _is_trusted(path: str, trusted: Iterable[str]) -> bool:
-    if path.startswith("builtins."):
-        return path.removeprefix("builtins.").split(".")[0] in SAFE_BUILTINS
-    return any(path == t or path.startswith(t.replace("-", "_") + ".") for t in trusted)
+def _check_trusted(path: str, home: str | None, trusted: tuple[str, ...] | None) -> None:
+    """Raises unless ``home``, where ``path`` leads, is of a trusted package (numpy.os is not)."""
+    if trusted is None or home is None:
+        return
+    root, _, rest = home.partition(".")
+    if root == "builtins" and rest.split(".")[0] in SAFE_BUILTINS:
+        return
+    if not any(f"{home}.".startswith(f"{known}.") for known in trusted):
+        message = f"{path!r} names code of {root!r}, which is not a trusted package"
+        raise error(
+            "AX111", message, hint=f"--trust {root} (or trusted=({root!r},)) if you trust it"
+        )
 
 
 def _import(name: str, path: str) -> types.ModuleType | None:
@@ -222,10 +198,8 @@ def _import(name: str, path: str) -> types.ModuleType | None:
     except ModuleNotFoundError as e:
         if e.name is not None and (name == e.name or name.startswith(e.name + ".")):
             return None
-        raise ConfigError(
-            f"{path!r} cannot be imported: it needs {e.name!r}, which is not installed",
-            code="AX115",
-            hint=f"install the package that provides {e.name!r}",
-        ) from e
+        message = f"{path!r} cannot be imported: it needs {e.name!r}, which is not installed"
+        hint = f"install the package that provides {e.name!r}"
+        raise error("AX115", message, hint=hint) from e
     except Exception as e:
-        raise ConfigError(f"{path!r} cannot be imported: {e!r}", code="AX115") from e
+        raise error("AX115", f"{path!r} cannot be imported: {e!r}") from e

@@ -18,9 +18,10 @@ Three ideas live here:
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import hashlib
-from collections.abc import Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -151,76 +152,41 @@ def _trace_state() -> object:
     return _jax_core.get_opaque_trace_state()
 
 
-class _Level:
-    """One JAX trace."""
-
-    __slots__ = ("helper", "trace")
-
-    def __init__(self, helper: str):
-        self.helper = helper
-        self.trace = _trace_state()
-
-
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class InvocationContext:
     """One running module call.
 
     Attributes:
         module: The module whose method runs.
-        path: Path of the call below the root; a second call of child ``d`` is ``d#1``.
-        state_path: Path of the module's state below the root; equal for repeated calls.
         state: The module's state: parameters, statistics, caches; nested dicts by child name.
         is_training: Whether dropout and the like are active.
-        parent: The calling module's context, or None at the root.
         target: What the program is built for.
+        parent: The calling module's context, or None at the root.
+        path: Path of the call below the root; a second call of child ``d`` is ``d#1``.
+        state_path: Path of the module's state below the root; equal for repeated calls.
+        collection: What this call and its finished children have collected.
     """
 
-    __slots__ = (
-        "_calls",
-        "_collection",
-        "_draw_indices",
-        "_draws",
-        "_key",
-        "_key_indices",
-        "_key_path",
-        "_layer_slices",
-        "_level",
-        "is_training",
-        "module",
-        "parent",
-        "path",
-        "state",
-        "state_path",
-        "target",
+    module: Module
+    state: Mapping[str, Any]
+    is_training: bool
+    target: Target
+    _key: jax.Array | None
+    _trace: object  # which JAX trace this call belongs to
+    parent: InvocationContext | None = None
+    path: str = ""
+    state_path: str = ""
+    collection: OutputCollection = dataclasses.field(default_factory=OutputCollection)
+    _key_path: str = ""
+    _key_indices: tuple[Any, ...] = ()
+    # Iteration of a layer scan: folded in everywhere but in the layers, which have numbers.
+    _draw_indices: tuple[Any, ...] = ()
+    _draws: int = 0
+    _calls: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+    # Children of a layer scan: name -> (state slice of this iteration, layer index).
+    _layer_slices: Mapping[str, tuple[Any, Any]] = dataclasses.field(
+        default_factory=dict[str, tuple[Any, Any]]
     )
-
-    def __init__(
-        self,
-        module: Module,
-        *,
-        state: Mapping[str, Any],
-        key: jax.Array | None,
-        is_training: bool,
-        target: Target,
-        level: _Level,
-    ):
-        self.module = module
-        self.state = state
-        self.is_training = is_training
-        self.target = target
-        self.parent: InvocationContext | None = None
-        self.path = ""
-        self.state_path = ""
-        self._key = key
-        self._key_path = ""
-        self._key_indices: tuple[Any, ...] = ()
-        # Iteration of a layer scan: folded in everywhere but in the layers, which have numbers.
-        self._draw_indices: tuple[Any, ...] = ()
-        self._level = level
-        self._collection = OutputCollection()
-        self._draws = 0
-        self._calls: dict[str, int] = {}
-        # Children of a layer scan: name -> (state slice of this iteration, layer index).
-        self._layer_slices: dict[str, tuple[Any, Any]] = {}
 
     @classmethod
     def current(cls) -> InvocationContext | None:
@@ -296,16 +262,11 @@ class InvocationContext:
                 )
         entry = make_entry(value, reduction, None)
         self._check_level(f"set the state {name!r}")
-        self._collection.add("state_updates", _join(self.state_path, name), entry)
+        self.collection.add("state_updates", _join(self.state_path, name), entry)
 
     def add_output(self, name: str, value: Any, *, reduction: Reduction = "last") -> None:
         """Adds a module output, any pytree, for whoever called ``functional``."""
         self._add("outputs", name, make_entry(value, reduction, None))
-
-    @property
-    def collection(self) -> OutputCollection:
-        """What this call and its finished children have collected."""
-        return self._collection
 
     def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         """Constrains ``x`` to the sharding of its logical ``axes``; see :class:`Target`."""
@@ -315,10 +276,10 @@ class InvocationContext:
 
     def _add(self, kind: str, name: str, entry: Any) -> None:
         self._check_level(f"added {kind} {name!r}")
-        self._collection.add(kind, _join(self.path, name), entry)
+        self.collection.add(kind, _join(self.path, name), entry)
 
     def _check_level(self, did: str) -> None:
-        if _trace_state() != self._level.trace:
+        if _trace_state() != self._trace:
             raise ModuleError(
                 f"{self.module.path} {did} inside a JAX transform that axcore does not know of",
                 code="AX323",
@@ -329,37 +290,36 @@ class InvocationContext:
 
     def _child(self, module: Module) -> InvocationContext:
         """Returns the context of a call of a direct child."""
-        name = module.name
+        name, layers = module.name, module.layers
         count = self._calls.get(name, 0)
         self._calls[name] = count + 1
-        call_name = f"{name}#{count}" if count else name
-        ctx = InvocationContext(
-            module,
-            state=self.state.get(name, {}),
-            key=self._key,
-            is_training=self.is_training,
-            target=self.target,
-            level=self._level,
-        )
-        ctx.parent = self
-        ctx.path = _join(self.path, call_name)
-        ctx.state_path = _join(self.state_path, name)
-        key_name, ctx._key_indices = call_name, (*self._key_indices, *self._draw_indices)
-        if module.layers is not None:
-            key_name = f"*#{count}" if count else "*"
-            if isinstance(module.layers, int):
-                index: Any = module.layers
-            elif name in self._layer_slices:
-                ctx.state, index = self._layer_slices[name]
-            else:
+        again = f"#{count}" if count else ""
+        state: Any = self.state.get(name, {})
+        index = self._draw_indices
+        if isinstance(layers, int):
+            index = (layers,)
+        elif layers is not None:
+            if name not in self._layer_slices:
                 raise ModuleError(
                     f"{module.path} stands for layers {name} of a scan, called outside of it",
                     code="AX324",
                     hint="call it inside axcore.transforms.scan_layers",
                 )
-            ctx._key_indices = (*self._key_indices, index)
-        ctx._key_path = _join(self._key_path, key_name)
-        return ctx
+            state, number = self._layer_slices[name]
+            index = (number,)
+        return InvocationContext(
+            module,
+            state,
+            self.is_training,
+            self.target,
+            self._key,
+            self._trace,
+            parent=self,
+            path=_join(self.path, name + again),
+            state_path=_join(self.state_path, name),
+            _key_path=_join(self._key_path, ("*" if layers is not None else name) + again),
+            _key_indices=(*self._key_indices, *index),
+        )
 
     def enter(self, module: Module) -> tuple[InvocationContext, InvocationContext]:
         """Returns the context of a call of any module and the context it was found under."""
@@ -382,27 +342,28 @@ class InvocationContext:
         """Hands what was collected to the callers, up to the context that the call came from."""
         ctx = self
         while ctx is not ancestor and ctx.parent is not None:
-            ctx.parent._collection.update(ctx._collection)
+            ctx.parent.collection.update(ctx.collection)
             ctx = ctx.parent
 
-    def _fork(self, helper: str, *index: Any) -> InvocationContext:
-        """Returns this context on a new level, for the body of a transform."""
-        ctx = InvocationContext(
-            self.module,
-            state=self.state,
-            key=self._key,
-            is_training=self.is_training,
-            target=self.target,
-            level=_Level(helper),
+    def _fork(
+        self, index: tuple[Any, ...], scanned: tuple[Any, ...], slices: Mapping[str, Any]
+    ) -> InvocationContext:
+        """Returns this context in the JAX trace that has begun, for the body of a transform.
+
+        Args:
+            index: Index of the iteration, for keys.
+            scanned: Index of the iteration of a layer scan, for keys of this module's own calls.
+            slices: Layers of a scan: name -> (state slice of this iteration, layer index).
+        """
+        return dataclasses.replace(
+            self,
+            collection=OutputCollection(),
+            _trace=_trace_state(),
+            _key_indices=(*self._key_indices, *index),
+            _draw_indices=(*self._draw_indices, *scanned),
+            _calls=dict(self._calls),
+            _layer_slices={**self._layer_slices, **slices},
         )
-        ctx.parent, ctx.path, ctx.state_path = self.parent, self.path, self.state_path
-        ctx._key_path = self._key_path
-        ctx._key_indices = (*self._key_indices, *index)
-        ctx._draw_indices = self._draw_indices
-        ctx._draws = self._draws
-        ctx._calls = dict(self._calls)
-        ctx._layer_slices = dict(self._layer_slices)
-        return ctx
 
 
 def _join(path: str, name: str) -> str:
@@ -460,47 +421,39 @@ def functional(
     fn = getattr(module, method, None)
     if not callable(fn) or method.startswith("_"):
         raise ModuleError(f"{module.path} has no public method {method!r}", code="AX327")
-    target = target or LocalTarget()
-    args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else ()
-    kwargs: Mapping[str, Any] = {} if isinstance(inputs, tuple) else inputs
-    with _PROGRAM(f"{bool(is_training)}|{target.digest()}"):
-        ctx = InvocationContext(
-            module,
-            state=state,
-            key=key,
-            is_training=bool(is_training),
-            target=target,
-            level=_Level("functional"),
-        )
-        with activated(ctx):
-            try:
-                outputs = fn(*args, **kwargs)
-            except Exception as error:
-                annotate(error, ctx, method, args, kwargs)
-                raise
-    return outputs, ctx.collection
+    args: tuple[Any, ...] = () if isinstance(inputs, Mapping) else inputs
+    kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+    target, is_training = target or LocalTarget(), bool(is_training)
+    with _PROGRAM(f"{is_training}|{target.digest()}"):
+        ctx = InvocationContext(module, state, is_training, target, key, _trace_state())
+        return invoke(ctx, method, fn, args, kwargs), ctx.collection
 
 
-def annotate(
-    error: Exception,
+def invoke(
     ctx: InvocationContext,
     method: str,
+    fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> None:
-    """Adds module path, shapes and config path to an error, once, at the innermost call."""
-    if getattr(error, "_axcore_noted", False):
-        return
-    shapes = [_shape(a) for a in args] + [f"{k}={_shape(v)}" for k, v in kwargs.items()]
-    module = ctx.module
-    error.add_note(
-        f"in {module.path} ({type(module).__qualname__}.{method}) called with "
-        f"({', '.join(shapes)}); config path: {module.config_path or '(root)'}"
-    )
+) -> Any:
+    """Runs a method in its context; an error gets a note once, at the innermost call.
+
+    The note has the module's path, the arguments' shapes and the config path.
+    """
     try:
-        error._axcore_noted = True  # type: ignore[attr-defined]
-    except AttributeError:  # exceptions with __slots__: the note may be repeated, no more
-        return
+        with activated(ctx):
+            return fn(*args, **kwargs)
+    except Exception as error:
+        if not getattr(error, "_axcore_noted", False):
+            shapes = [*map(_shape, args), *(f"{k}={_shape(v)}" for k, v in kwargs.items())]
+            module = ctx.module
+            error.add_note(
+                f"in {module.path} ({type(module).__qualname__}.{method}) called with "
+                f"({', '.join(shapes)}); config path: {module.config_path or '(root)'}"
+            )
+            with suppress(AttributeError):  # exceptions with __slots__: repeated, no more
+                error._axcore_noted = True  # type: ignore[attr-defined]
+        raise
 
 
 def _shape(x: Any) -> str:

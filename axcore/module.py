@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from axcore.config import Config, Configurable
-from axcore.context import activated, annotate, current_context, derive_key
+from axcore.context import current_context, derive_key, invoke
 from axcore.errors import ModuleError
 
 __all__ = ["Initializer", "Module", "ParameterSpec", "flatten_specs", "no_context"]
@@ -118,12 +118,8 @@ def _with_context(fn: Callable[..., Any]) -> Callable[..., Any]:
         if ctx.module is self:
             return fn(self, *args, **kwargs)
         inner, ancestor = ctx.enter(self)
-        with activated(inner), jax.named_scope(self.name):
-            try:
-                outputs = fn(self, *args, **kwargs)
-            except Exception as error:
-                annotate(error, inner, fn.__name__, args, kwargs)
-                raise
+        with jax.named_scope(self.name):
+            outputs = invoke(inner, fn.__name__, functools.partial(fn, self), args, kwargs)
         inner.leave(ancestor)
         return outputs
 
@@ -178,21 +174,14 @@ class Module(Configurable):
             cfg: The frozen config.
             name: Name in messages; default the class's name in lower case.
             parent: The owning module.
-            config_path: Path of ``cfg`` in the root config, for messages.
+            config_path: Path of ``cfg`` in the root config, for messages; default the root.
         """
         module = cls.__new__(cls)
-        name = name or cls.__name__.lower()
-        object.__setattr__(module, "name", name)
-        if parent is None:
-            path, config_path = name, config_path or ""
-        else:
-            path = (
-                f"{parent.path}.{name}" if not _LAYER_NAME.match(name) else f"{parent.path}/{name}"
-            )
-            if config_path is None:
-                config_path = f"{parent.config_path}.{name}" if parent.config_path else name
-        object.__setattr__(module, "path", path)
-        object.__setattr__(module, "config_path", config_path)
+        module.name = module.path = name or cls.__name__.lower()
+        module.config_path = config_path or ""
+        if parent is not None:
+            join = "/" if _LAYER_NAME.match(module.name) else "."
+            module.path = f"{parent.path}{join}{module.name}"
         module.__init__(cfg, parent=parent)
         return module
 
@@ -257,16 +246,14 @@ class Module(Configurable):
                 code="AX305",
                 where=self.path,
             )
-        if name in self.children or name in self._specs or hasattr(type(self), name):
-            raise ModuleError(
-                f"name {name!r} is taken in {type(self).__name__}", code="AX306", where=self.path
-            )
+        self._check_free(name, hasattr(type(self), name))
         if config_path is None:
             config_path = f"{self.config_path}.{name}" if self.config_path else name
         for field in self.inherited_fields:
             if field not in overrides and getattr(cfg, field, ...) is None:
                 overrides[field] = getattr(self.cfg, field)
-        prepared = cfg.prepared(self._config_line(), overrides, self.config_path)
+        line = tuple(module.cfg for module in self._ancestry())
+        prepared = cfg.prepared(line, overrides, self.config_path)
         child = prepared.instantiate(name=name, parent=self, config_path=config_path)
         if not isinstance(child, role or Module):
             raise ModuleError(
@@ -277,40 +264,35 @@ class Module(Configurable):
             )
         self.children[name] = child
         if not is_layer:
-            object.__setattr__(self, name, child)
+            setattr(self, name, child)
         return child  # pyright: ignore[reportReturnType]
-
-    def _config_line(self) -> tuple[Config, ...]:
-        """Returns the configs from this module up to the root, nearest first."""
-        line: list[Config] = []
-        module: Module | None = self
-        while module is not None:
-            line.append(module.cfg)
-            module = module._parent
-        return tuple(line)
 
     def _add_parameter(self, name: str, spec: ParameterSpec) -> None:
         """Describes a parameter or state; ``ctx.state[name]`` is its value in a call."""
         if not name.isidentifier():
             raise ModuleError(f"parameter name {name!r} is not an identifier", where=self.path)
-        if name in self._specs or name in self.children:
+        self._check_free(name)
+        self._specs[name] = spec
+
+    def _check_free(self, name: str, taken: bool = False) -> None:
+        if taken or name in self._specs or name in self.children:
             raise ModuleError(
                 f"name {name!r} is taken in {type(self).__name__}", code="AX306", where=self.path
             )
-        self._specs[name] = spec
 
     # -- structure -------------------------------------------------------------------------
 
     def line_from(self, ancestor: Module) -> tuple[Module, ...]:
         """Returns the modules from below ``ancestor`` down to self, or () when it is none."""
-        line: list[Module] = []
+        line = list(self._ancestry())
+        return tuple(reversed(line[: line.index(ancestor)])) if ancestor in line else ()
+
+    def _ancestry(self) -> Iterator[Module]:
+        """Yields this module, its parent, and so on up to the root."""
         module: Module | None = self
         while module is not None:
-            if module is ancestor:
-                return tuple(reversed(line))
-            line.append(module)
+            yield module
             module = module._parent
-        return ()
 
     def walk(self) -> Iterator[tuple[str, Module]]:
         """Yields ``(state path, module)`` of self (path ``""``) and all below, pre-order."""
@@ -340,16 +322,11 @@ class Module(Configurable):
         Args:
             key: Typed key or ``PRNGKey``, threefry or rbg.
         """
-
         # Compiled as a whole: run op by op, the same formula rounds differently.
-        def run(key: jax.Array) -> dict[str, Any]:
-            return self._initialize(key, "", ())
+        return _jax.jit(functools.partial(self._initial, key_path="", indices=()))(key)
 
-        return _jax.jit(run)(key)
-
-    def _initialize(
-        self, key: jax.Array, key_path: str, indices: tuple[Any, ...]
-    ) -> dict[str, Any]:
+    def _initial(self, key: jax.Array, key_path: str, indices: tuple[Any, ...]) -> dict[str, Any]:
+        """Returns the initial state of one of the layers that this module stands for."""
         state: dict[str, Any] = {}
         for name, spec in self._specs.items():
             draw_key = derive_key(key, f"init:{key_path}/{name}", indices, 0)
@@ -363,16 +340,24 @@ class Module(Configurable):
                 )
             state[name] = value
         for name, child in self.children.items():
-            if child.layers is None:
-                child_state = child._initialize(key, f"{key_path}/{name}", indices)
-            elif isinstance(child.layers, int):
-                child_state = child._initialize(key, f"{key_path}/*", (*indices, child.layers))
-            else:
-                numbers: Any = _jax.numpy.asarray(child.layers)
-                child_state = _map_layers(child, key, f"{key_path}/*", indices, numbers)
-            if child_state:
+            if child_state := child._initial_layers(key, key_path, indices):
                 state[name] = child_state
         return state
+
+    def _initial_layers(
+        self, key: jax.Array, parent_path: str, indices: tuple[Any, ...]
+    ) -> dict[str, Any]:
+        """Returns the initial state of all layers that this module stands for."""
+        if self.layers is None:
+            return self._initial(key, f"{parent_path}/{self.name}", indices)
+
+        def layer(number: Any) -> dict[str, Any]:
+            return self._initial(key, f"{parent_path}/*", (*indices, number))
+
+        if isinstance(self.layers, int):
+            return layer(self.layers)
+        # Not vmap, which over rbg keys draws other bits.
+        return _jax.lax.map(layer, _jax.numpy.asarray(self.layers))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls ``self.forward``."""
@@ -384,17 +369,6 @@ class Module(Configurable):
 
 
 _FRAMEWORK_NAMES = frozenset(vars(Module))
-
-
-def _map_layers(
-    child: Module, key: jax.Array, key_path: str, indices: tuple[Any, ...], numbers: Any
-) -> dict[str, Any]:
-    """Initializes stacked layers; lax.map and not vmap, which over rbg keys draws other bits."""
-
-    def one(number: Any) -> dict[str, Any]:
-        return child._initialize(key, key_path, (*indices, number))  # pyright: ignore[reportPrivateUsage]
-
-    return _jax.lax.map(one, numbers)
 
 
 def _map_specs(

@@ -41,8 +41,8 @@ Fn = Callable[..., Any]
 class _Body:
     """A function to run in a fork of the current context, for as often as JAX traces it."""
 
-    def __init__(self, helper: str, fn: Fn):
-        self.helper, self.fn = helper, fn
+    def __init__(self, fn: Fn):
+        self.fn = fn
         self.outer = current_context()
         self._inner: InvocationContext | None = None
 
@@ -50,25 +50,22 @@ class _Body:
         self,
         *args: Any,
         index: tuple[Any, ...] = (),
-        slices: dict[str, Any] | None = None,
         scan_index: tuple[Any, ...] = (),
+        slices: dict[str, Any] | None = None,
     ) -> tuple[Any, OutputCollection]:
         if self.outer is None:
             return self.fn(*args), OutputCollection()
-        inner = self.outer._fork(self.helper, *index)
-        if slices is not None:
-            inner._layer_slices.update(slices)
-            inner._draw_indices = (*inner._draw_indices, *scan_index)
+        inner = self.outer._fork(index, scan_index, slices or {})
         with activated(inner):
             outputs = self.fn(*args)
         self._inner = inner
-        return outputs, inner._collection
+        return outputs, inner.collection
 
     def finish(self, collection: OutputCollection) -> None:
         """Hands the collection to the outer context and goes on counting calls and draws there."""
         if self.outer is None:
             return
-        self.outer._collection.update(collection)
+        self.outer.collection.update(collection)
         if self._inner is not None:
             self.outer._calls.update(self._inner._calls)
             self.outer._draws = self._inner._draws
@@ -91,7 +88,7 @@ def scan(
         length: Number of iterations when ``xs`` is None.
         unroll: As for ``jax.lax.scan``.
     """
-    body = _Body("scan", fn)
+    body = _Body(fn)
     num = length if length is not None else len(jax.tree.leaves(xs)[0])
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -127,7 +124,7 @@ def scan_layers(
     Returns:
         The last carry and the stacked ys. What layers collect stays stacked under their name.
     """
-    body = _Body("scan_layers", fn)
+    body = _Body(fn)
     ctx = body.outer
     if ctx is None:
         raise ModuleError("scan_layers needs a running module call", code="AX330")
@@ -170,7 +167,7 @@ def remat(fn: Fn, *, policy: Callable[..., bool] | None = None, prevent_cse: boo
     """``jax.checkpoint`` for functions that call children."""
 
     def run(*args: Any) -> Any:
-        body = _Body("remat", fn)
+        body = _Body(fn)
         checkpointed = jax.checkpoint(lambda *a: body(*a), policy=policy, prevent_cse=prevent_cse)
         outputs, collection = checkpointed(*args)
         body.finish(collection)
@@ -183,7 +180,7 @@ def vmap(fn: Fn, in_axes: Any = 0, out_axes: Any = 0, *, axis_size: int | None =
     """``jax.vmap`` for functions that call children; each element has its own keys."""
 
     def run(*args: Any) -> Any:
-        body = _Body("vmap", fn)
+        body = _Body(fn)
         axes = in_axes if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
         size = axis_size
         if size is None:
@@ -210,7 +207,7 @@ def cond(pred: Any, true_fn: Fn, false_fn: Fn, *operands: Any) -> Any:
 
 def switch(index: Any, branches: Sequence[Fn], *operands: Any) -> Any:
     """``jax.lax.switch`` whose branches may call children and must collect the same names."""
-    bodies = [_Body("switch", fn) for fn in branches]
+    bodies = [_Body(fn) for fn in branches]
     names: list[dict[str, tuple[str, ...]]] = []
 
     def branch(body: _Body) -> Fn:
@@ -238,7 +235,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, init: Any) -> Any:
     What the body collects combines over iterations; with no iteration sums and means are empty and
     a state keeps its value. The condition may not collect.
     """
-    body = _Body("while_loop", body_fn)
+    body = _Body(body_fn)
     index0 = jnp.zeros((), jnp.int32)
     _, shapes = jax.eval_shape(lambda c, i: body(c, index=(i,)), init, index0)
     start = shapes.map_entries(lambda _, e: neutral(e))
@@ -267,7 +264,7 @@ def value_and_grad(fn: Fn, argnums: int | Sequence[int] = 0, *, has_aux: bool = 
     """``jax.value_and_grad`` for functions that call children."""
 
     def run(*args: Any) -> Any:
-        body = _Body("value_and_grad", fn)
+        body = _Body(fn)
 
         def pure(*a: Any) -> Any:
             outputs, collection = body(*a)
@@ -295,7 +292,7 @@ def jit(fn: Fn, **jit_kwargs: Any) -> Fn:
     """``jax.jit`` for functions that call children; traced once per call of the helper."""
 
     def run(*args: Any) -> Any:
-        body = _Body("jit", fn)
+        body = _Body(fn)
         outputs, collection = jax.jit(lambda *a: body(*a), **jit_kwargs)(*args)
         body.finish(collection)
         return outputs
@@ -318,7 +315,7 @@ def shard_map(
     """
 
     def run(*args: Any) -> Any:
-        body = _Body("shard_map", fn)
+        body = _Body(fn)
         used = mesh or (body.outer.target.mesh if body.outer else None)
         if used is None:
             raise ModuleError("shard_map needs a mesh", code="AX334")

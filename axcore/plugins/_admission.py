@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from axcore.config import FrozenMapping
@@ -14,6 +14,8 @@ from .records import PluginRecord
 from .specs import Spec
 
 CORE = "axcore"
+# Kind -> name -> (spec, the distribution that provides it).
+Entries = dict[str, dict[str, tuple[Spec, str]]]
 
 
 @dataclass
@@ -23,6 +25,10 @@ class _Case:
     candidate: Candidate
     provided: Collected = field(default_factory=Collected)
     fault: Fault | None = None
+
+    @property
+    def owner(self) -> str:
+        return self.candidate.distribution
 
     def record(self) -> PluginRecord:
         names = {kind: tuple(s.name for s in specs) for kind, specs in self.provided.items()}
@@ -40,11 +46,10 @@ class _Case:
 def admit(
     candidates: Iterable[Candidate],
     builtin: object,
-    *,
     core_version: str,
     load: Sequence[str] | None,
     disable: Sequence[str],
-) -> tuple[tuple[PluginRecord, ...], Mapping[str, dict[str, tuple[Spec, str]]]]:
+) -> tuple[tuple[PluginRecord, ...], Entries]:
     """Imports what the filters let through and calls its hooks.
 
     Args:
@@ -55,7 +60,7 @@ def admit(
         disable: Names to leave out.
 
     Returns:
-        A record for each, core first; and kind -> name -> (spec, distribution) of the active ones.
+        A record for each, core first; and what the active ones provide.
     """
     # Sorted, so that no result depends on the order in which they are found.
     cases = [_Case(c) for c in sorted(candidates, key=lambda c: (c.distribution, c.name))]
@@ -87,7 +92,9 @@ def _filtered(
     if load is not None and not any(map(candidate.is_called, load)):
         reason = "not among the plugins to load" if load else "plugins are switched off"
         return Fault("disabled", reason)
-    return Fault("disabled", "disabled by name") if any(map(candidate.is_called, disable)) else None
+    if any(map(candidate.is_called, disable)):
+        return Fault("disabled", "disabled by name")
+    return None
 
 
 def _check_metadata(candidate: Candidate, enabled: Sequence[Candidate], core_version: str) -> None:
@@ -101,30 +108,23 @@ def _check_metadata(candidate: Candidate, enabled: Sequence[Candidate], core_ver
         raise Fault("conflicting", f"{who} both have an entry point called {candidate.name!r}")
 
 
-def _settle(cases: Sequence[_Case]) -> Mapping[str, dict[str, tuple[Spec, str]]]:
-    """Finds names given twice: core keeps its names; otherwise neither side has them.
-
-    Returns:
-        Kind -> name -> (spec, distribution) of what remains.
-    """
-    given: dict[tuple[str, str], list[tuple[_Case, Spec]]] = {}
+def _settle(cases: Sequence[_Case]) -> Entries:
+    """Finds names given twice; core keeps its own, otherwise neither side has them."""
+    given: dict[str, dict[str, list[tuple[_Case, Spec]]]] = {hook.kind: {} for hook in HOOKS}
     for hook in HOOKS:
         for case in cases:
             for spec in case.provided.get(hook.kind, ()):
-                owner = case.candidate.distribution
-                name = f"{owner}:{spec.name}" if hook.qualified else spec.name
-                given.setdefault((hook.kind, name), []).append((case, spec))
-    for (kind, name), group in given.items():
-        who = " and ".join(f"{c.candidate.distribution} ({c.candidate.name})" for c, _ in group)
-        for case, _ in group if len(group) > 1 else ():
-            if case.candidate.distribution != CORE:
-                reason = f"{who} both provide {kind} {name!r}"
-                case.fault = Fault(
-                    "conflicting", f"{case.fault}; {reason}" if case.fault else reason
-                )
-    entries: dict[str, dict[str, tuple[Spec, str]]] = {hook.kind: {} for hook in HOOKS}
-    for (kind, name), group in given.items():
-        for case, spec in group:
-            if case.fault is None:
-                entries[kind][name] = (spec, case.candidate.distribution)
-    return entries
+                name = f"{case.owner}:{spec.name}" if hook.qualified else spec.name
+                given[hook.kind].setdefault(name, []).append((case, spec))
+    for kind, named in given.items():
+        for name, group in named.items():
+            who = " and ".join(f"{case.owner} ({case.candidate.name})" for case, _ in group)
+            for case, _ in group if len(group) > 1 else ():
+                if case.owner != CORE:
+                    reasons = [str(case.fault)] if case.fault else []
+                    reasons.append(f"{who} both provide {kind} {name!r}")
+                    case.fault = Fault("conflicting", "; ".join(reasons))
+    return {
+        kind: {n: (spec, c.owner) for n, group in named.items() for c, spec in group if not c.fault}
+        for kind, named in given.items()
+    }

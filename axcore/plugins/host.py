@@ -85,9 +85,7 @@ class PluginHost:
         self.unmatched_filters = unmatched(found, (*(load or ()), *disable))
         self.core_version = core_version
         self._candidates = {(c.distribution, c.name): c for c in found}
-        self.records, entries = admit(
-            found, builtin, core_version=core_version, load=load, disable=disable
-        )
+        self.records, entries = admit(found, builtin, core_version, load, disable)
         for kind, named in entries.items():
             setattr(self, kind, Registry(kind, named, lambda: self.records))
         if strict:

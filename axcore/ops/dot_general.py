@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import jax
-from jax import lax
 
 from axcore.module import Module
+from axcore.ops._dot import dot_general
 
 __all__ = ["DimensionNumbers", "DotGeneral"]
 
@@ -23,6 +23,9 @@ DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int
 
 class DotGeneral(Module):
     """``jax.lax.dot_general`` as a module: the role that replacements derive from, and the default.
+
+    Weight gradients come in the weight's own order, which spares a transposing copy; forward-mode
+    differentiation (``jax.jvp``) is not defined for it.
 
     Example:
         >>> class Int8Dot(DotGeneral):
@@ -55,7 +58,7 @@ class DotGeneral(Module):
         Returns:
             The product.
         """
-        return lax.dot_general(
+        return dot_general(
             lhs,
             rhs,
             dimension_numbers,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast, dataclass_transform
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform
 
 from axcore.config import _edit, _replace, _resolve, _store, _text, _write
 from axcore.config._fields import REQUIRED, Field, FieldInfo, collect, doc_of
@@ -22,12 +22,6 @@ from axcore.config._tree import (
     walk,
 )
 from axcore.errors import ConfigError
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from axcore.config._edit import Selection
-    from axcore.config._replace import Replacement
 
 
 @dataclass_transform(kw_only_default=True)
@@ -144,7 +138,7 @@ class Config(Node, metaclass=ConfigMeta):
 
     def copy(self) -> Self:
         """Returns an unfrozen deep copy with its provenance."""
-        return cast("Self", copy_node(self))
+        return cast(Self, copy_node(self))
 
     __copy__ = copy
 
@@ -205,7 +199,7 @@ class Config(Node, metaclass=ConfigMeta):
         Raises:
             ConfigError: With the number of the line that is wrong, missing or too much.
         """
-        return cast("Self", _text.from_text(text, tuple(trusted), cls))
+        return cast(Self, _text.from_text(text, tuple(trusted), cls))
 
     def lines(self) -> dict[str, str]:
         """Returns path -> value in text form, of each config and leaf; the root's path is ''."""
@@ -225,7 +219,7 @@ class Config(Node, metaclass=ConfigMeta):
         """Returns path -> config of those that are a ``kind``, a config class (or a callable)."""
         return {path: node for path, node in walk(self) if _edit.is_match(node, kind)}
 
-    def at(self, pattern: str) -> Selection[Self]:
+    def at(self, pattern: str) -> _edit.Selection[Self]:
         """Selects the configs below this one whose path matches.
 
         Args:
@@ -255,11 +249,7 @@ class Config(Node, metaclass=ConfigMeta):
         return self
 
     def replace(
-        self,
-        old: Any,
-        new: Config,
-        where: str | Callable[[str, Any], bool] | None = None,
-        allow_none: bool = False,
+        self, old: Any, new: Config, where: _edit.Where = None, allow_none: bool = False
     ) -> Self:
         """Replaces every config of one class, below this one, by a copy of ``new``.
 
@@ -283,7 +273,7 @@ class Config(Node, metaclass=ConfigMeta):
         return self
 
     @property
-    def replacements(self) -> tuple[Replacement, ...]:
+    def replacements(self) -> tuple[_replace.Replacement, ...]:
         """What each ``replace`` on this config did, oldest first."""
         return state(self).reports
 
@@ -317,7 +307,7 @@ class Config(Node, metaclass=ConfigMeta):
             ConfigError: An override that this config has no field for, or that contradicts a
                 value set explicitly; a missing or unresolvable value.
         """
-        return cast("Self", _resolve.prepared(self, ancestors, overrides, source))
+        return cast(Self, _resolve.prepared(self, ancestors, overrides, source))
 
     def instantiate(self, /, **kwargs: Any) -> Any:
         """Builds the object: ``target.from_config(frozen resolved copy, **kwargs)``.

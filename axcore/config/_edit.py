@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from axcore.config import _store, _write
@@ -13,6 +13,8 @@ from axcore.config._tree import Node, error, parts, path_of, rebuilt, state, wal
 from axcore.errors import did_you_mean
 
 C = TypeVar("C", bound=Node)
+Predicate = Callable[[str, Any], bool]
+Where = str | Predicate | None
 
 
 def is_config_class(value: Any) -> TypeGuard[type[Node]]:
@@ -144,12 +146,6 @@ class Selection(Generic[C]):
             hint = did_you_mean(pattern, known) or _some(known)
             raise error("AX108", message, path_of(root), hint)
 
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self.nodes.values())
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
     def set(self, /, **values: Any) -> C:
         """Sets fields of every selected config, or (on an error) of none; returns the root."""
         _store.set_all(self.nodes.values(), values)
@@ -162,7 +158,7 @@ def _some(known: list[str]) -> str:
     return f"paths are: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
 
 
-def selector(where: str | Callable[[str, Any], bool] | None) -> Callable[[str, Any], bool]:
+def selector(where: Where) -> Predicate:
     """Returns the predicate that a ``where`` argument means."""
     if where is None:
         return lambda path, node: True

@@ -23,18 +23,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class RequiredMarker:
-    """Annotation mark of ``Required[T]``."""
-
-
-class DimMarker:
-    """Annotation mark of ``Dim``."""
-
-
-Required = Annotated[T, RequiredMarker()]
+Required = Annotated[T, "required"]
 """``x: Required[int] = REQUIRED``: a value that somebody must set; readers see an int."""
 
-Dim = Annotated[int, DimMarker()]
+Dim = Annotated[int, "dim"]
 """An int that may be given as ``scaled(...)`` until it is known; readers see an int."""
 
 REQUIRED: Any = _types.REQUIRED

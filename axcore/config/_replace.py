@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +75,7 @@ class Replacement:
     lost: tuple[LostEdit, ...] = ()
 
 
-def replace(
-    root: Any,
-    old: Any,
-    new: Any,
-    where: str | Callable[[str, Any], bool] | None,
-    allow_none: bool,
-) -> None:
+def replace(root: Any, old: Any, new: Any, where: _edit.Where, allow_none: bool) -> None:
     """See :meth:`Config.replace`."""
     if not isinstance(new, Node):
         hint = f"write {new.__name__}.Config(...)" if hasattr(new, "Config") else None
@@ -111,7 +105,7 @@ def replace(
 
 
 def _found(
-    node: Node, path: str, old: Any, wanted: Callable[[str, Any], bool]
+    node: Node, path: str, old: Any, wanted: _edit.Predicate
 ) -> Iterator[tuple[str, Node, str, Node]]:
     """Yields (path, owner, key, node) of the matches below ``node``, not looking inside one."""
     for key, child in children(node):

@@ -21,8 +21,9 @@ _WORDS = ("config", "config_for", "partial_for", "ref", "enum", "data", "scaled"
 _CASELESS = {"true": True, "false": False, "none": None, "null": None}
 
 
-class _Bad(Exception):
-    """Text that is not in the grammar."""
+def _bad(message: str, number: int = 0, hint: str | None = None) -> ConfigError:
+    """Returns the error for text that is not in the grammar."""
+    return error("AX110", message, f"line {number}" if number else "", hint)
 
 
 # One value --------------------------------------------------------------------------------------
@@ -32,7 +33,7 @@ def _tree(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
-        raise _Bad(f"cannot read {text[:60]!r}: {getattr(e, 'msg', None) or e}") from None
+        raise _bad(f"cannot read {text[:60]!r}: {getattr(e, 'msg', None) or e}") from None
 
 
 def _value(node: ast.expr, trusted: tuple[str, ...] | None) -> Any:
@@ -54,7 +55,7 @@ def _value(node: ast.expr, trusted: tuple[str, ...] | None) -> Any:
             return _call(word, node, trusted)
         case _:
             pass
-    raise _Bad(f"{ast.unparse(node)[:60]!r} is neither a literal nor one of {', '.join(_WORDS)}")
+    raise _bad(f"{ast.unparse(node)[:60]!r} is neither a literal nor one of {', '.join(_WORDS)}")
 
 
 def _mapping(
@@ -63,7 +64,7 @@ def _mapping(
     out: dict[str, Any] = {}
     for key, value in zip(keys, values, strict=True):
         if not isinstance(key, ast.Constant) or type(key.value) is not str or key.value in out:
-            raise _Bad("a mapping takes each key once, as a string literal")
+            raise _bad("a mapping takes each key once, as a string literal")
         out[key.value] = _value(value, trusted)
     return FrozenMapping(out)
 
@@ -73,25 +74,25 @@ def _call(
 ) -> Any:
     """Returns what a constructor of the grammar makes; ``below`` are fields on their own lines."""
     if word not in _WORDS:
-        raise _Bad(f"{word!r} is none of {', '.join(_WORDS)}" + _suggest(word, _WORDS))
+        raise _bad(f"{word!r} is none of {', '.join(_WORDS)}" + _suggest(word, _WORDS))
     if any(k.arg is None for k in node.keywords):
-        raise _Bad(f"{word}(**...) is not in the grammar")
+        raise _bad(f"{word}(**...) is not in the grammar")
     args = [_value(a, trusted) for a in node.args]
     kwargs = {str(k.arg): _value(k.value, trusted) for k in node.keywords} | (below or {})
     if word == "scaled":
         if len(args) != 1 or set(kwargs) - {"of", "multiple_of", "minimum"} or "of" not in kwargs:
-            raise _Bad('expected scaled(FACTOR, of="FIELD", multiple_of=N, minimum=N)')
+            raise _bad('expected scaled(FACTOR, of="FIELD", multiple_of=N, minimum=N)')
         return Scaled(args[0], **kwargs)
     if len(args) != 1 or type(args[0]) is not str or (kwargs and word != "data"):
-        raise _Bad(f'expected {word}("PUBLIC.PATH"' + (", field=..." * (word == "data")) + ")")
+        raise _bad(f'expected {word}("PUBLIC.PATH"' + (", field=..." * (word == "data")) + ")")
     path: str = args[0]
     if word == "enum":
         path, _, member = path.rpartition(".")
         found = _names.resolve(path, trusted) if "." in path else None
         if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-            raise _Bad(f"{args[0]!r} is no member of an enum")
+            raise _bad(f"{args[0]!r} is no member of an enum")
         if member not in found.__members__:
-            raise _Bad(f"{found.__name__} has no {member!r}" + _suggest(member, found.__members__))
+            raise _bad(f"{found.__name__} has no {member!r}" + _suggest(member, found.__members__))
         return found[member]
     target = _names.resolve(path, trusted)
     if word == "ref":
@@ -108,18 +109,18 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
     """Returns a frozen dataclass made of all its fields."""
     params = getattr(kind, "__dataclass_params__", None)
     if not isinstance(kind, type) or params is None or not params.frozen:
-        raise _Bad(f"{kind!r} is no frozen dataclass")
+        raise _bad(f"{kind!r} is no frozen dataclass")
     names = record_names(kind)
     for name in values:
         if name not in names:
-            raise _Bad(f"{kind.__name__} has no field {name!r}" + _suggest(name, names))
+            raise _bad(f"{kind.__name__} has no field {name!r}" + _suggest(name, names))
     for name in names:
         if name not in values:
-            raise _Bad(f"{kind.__name__} lacks the field {name!r}")
+            raise _bad(f"{kind.__name__} lacks the field {name!r}")
     try:
         return kind(**values)
     except (TypeError, ValueError) as e:
-        raise _Bad(f"{kind.__name__}: {e}") from e
+        raise _bad(f"{kind.__name__}: {e}") from e
 
 
 def _blank(word: str, path: str, target: Any) -> Any:
@@ -129,19 +130,16 @@ def _blank(word: str, path: str, target: Any) -> Any:
     if word == "config":
         config = target if _edit.is_config_class(target) else getattr(target, "Config", None)
         if not isinstance(target, type) or not _edit.is_config_class(config):
-            raise _Bad(f"{path!r} has no config class")
+            raise _bad(f"{path!r} has no config class")
         return config()
     if not callable(target):
-        raise _Bad(f"{path!r} cannot be called")
+        raise _bad(f"{path!r} cannot be called")
     return _call.config_for(target) if word == "config_for" else _call.partial_for(target)
 
 
 def parse_value(text: str, trusted: tuple[str, ...] | None = ()) -> Any:
     """Returns the value that one line's text stands for. Raises ConfigError."""
-    try:
-        return _value(_tree(text), trusted)
-    except _Bad as e:
-        raise error("AX110", str(e)) from None
+    return _value(_tree(text), trusted)
 
 
 # A whole config ---------------------------------------------------------------------------------
@@ -161,23 +159,20 @@ class _Reader:
                 continue
             path, value = ("", line) if not self.lines else self._split(number, line)
             if path in self.lines:
-                raise self.error(f"{path!r} is given twice", number)
+                raise _bad(f"{path!r} is given twice", number)
             self.lines[path] = (number, value)
             above, _, name = path.rpartition(".")
             while name:
                 self.kids.setdefault(above, {})[name] = None
                 above, _, name = above.rpartition(".")
         if not self.lines:
-            raise self.error('the text is empty; it starts with config("...")', 1)
+            raise _bad('the text is empty; it starts with config("...")', 1)
 
     def _split(self, number: int, line: str) -> tuple[str, str]:
         path, colon, value = line.partition(": ")
         if not colon or not path or path != path.strip():
-            raise self.error(f"expected `path: value`, got {line[:60]!r}", number)
+            raise _bad(f"expected `path: value`, got {line[:60]!r}", number)
         return path, value
-
-    def error(self, message: str, number: int, hint: str | None = None) -> ConfigError:
-        return error("AX110", message, f"line {number}", hint)
 
     def number(self, path: str) -> int:
         return self.lines[path][0]
@@ -186,13 +181,11 @@ class _Reader:
         """Returns the value at a path; ``default`` itself where that is all it says."""
         if path not in self.lines:
             close = did_you_mean(path, [p for p in self.lines if p and p not in self.used])
-            raise self.error(f"the line for {path!r} is missing", self.number(above), close)
+            raise _bad(f"the line for {path!r} is missing", self.number(above), close)
         self.used.add(path)
         number, text = self.lines[path]
         try:
             value = self._value(_tree(text), path)
-        except _Bad as e:
-            raise self.error(str(e), number) from None
         except ConfigError as e:
             e.where = e.where or f"line {number}"
             raise
@@ -209,7 +202,7 @@ class _Reader:
             case ast.Name(id="tuple"):
                 values = self._below(path)
                 if list(values) != [str(i) for i in range(len(values))]:
-                    raise _Bad(f"the elements of {path!r} are not numbered 0, 1, 2, ... in order")
+                    raise _bad(f"the elements of {path!r} are not numbered 0, 1, 2, ... in order")
                 return tuple(values.values())
             case ast.Call(func=ast.Name(id="data")):
                 return _call("data", expr, self.trusted, self._below(path))
@@ -243,7 +236,7 @@ class _Reader:
                 above = path.rpartition(".")[0]
                 known = [p for p in self.used if p.rpartition(".")[0] == above]
                 hint = did_you_mean(path, known)
-                raise self.error(f"{path!r} is no path of this config", number, hint)
+                raise _bad(f"{path!r} is no path of this config", number, hint)
 
 
 def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any:
@@ -251,7 +244,7 @@ def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any
     reader = _Reader(text, trusted)
     node = reader.read("", "", None)
     if not isinstance(node, cls):
-        raise reader.error(f"got {_write.brief(node)}, expected a {cls.__qualname__}", 1)
+        raise _bad(f"got {_write.brief(node)}, expected a {cls.__qualname__}", 1)
     reader.finish()
     return node
 

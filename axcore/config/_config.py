@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform
 
 from axcore.config import _edit, _replace, _resolve, _store, _text, _write
-from axcore.config._fields import REQUIRED, Field, FieldInfo, collect, doc_of
+from axcore.config._fields import Field, FieldInfo, collect, doc_of
 from axcore.config._provenance import Event
 from axcore.config._tree import (
-    ATOMS,
     Node,
     copy_node,
     error,
-    nodes_below,
     path_of,
     set_up,
     short_name,
@@ -30,7 +29,6 @@ class ConfigMeta(type):
 
     ax_own: dict[str, Field]
     ax_fields: dict[str, Field]
-    ax_ready: bool
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any
@@ -48,34 +46,13 @@ class ConfigMeta(type):
             own = collect(cls, inherited, constants, _RESERVED, frame)
         cls.ax_own = own
         cls.ax_fields = {**inherited, **own}
-        cls.ax_ready = False
         try:
-            fields_of(cls)
+            for field in cls.ax_fields.values():
+                field.ready()
         except ConfigError as e:
             if e.code != "AX106":  # an annotation that names something defined later
                 raise
         return cls
-
-
-def fields_of(cls: ConfigMeta) -> dict[str, Field]:
-    """Returns the fields of a config class, resolved and with checked defaults."""
-    if not cls.ax_ready:
-        for field in cls.ax_fields.values():
-            field.ready()
-            if field.default is not REQUIRED and type(field.default) not in ATOMS:
-                _stamp_default(field)
-        cls.ax_ready = True
-    return cls.ax_fields
-
-
-def _stamp_default(field: Field) -> None:
-    """Records what a class body sets inside a nested default as a default of that class."""
-    for node in nodes_below(field.default):
-        own = state(node)
-        own.events = [
-            (key, e if e.kind == "default" else Event("default", field.owner, value=e.value))
-            for key, e in own.events
-        ]
 
 
 class Config(Node, metaclass=ConfigMeta):
@@ -91,8 +68,8 @@ class Config(Node, metaclass=ConfigMeta):
     """The class that this config configures."""
 
     def __init__(self, **values: Any):
-        fields = fields_of(cast(ConfigMeta, type(self)))
-        set_up(self, fields, {name: field.default for name, field in fields.items()})
+        fields = cast(ConfigMeta, type(self)).ax_fields
+        set_up(self, fields, {name: field.ready().default for name, field in fields.items()})
         if values:
             self.set(**values)
 
@@ -184,7 +161,8 @@ class Config(Node, metaclass=ConfigMeta):
         Raises:
             ConfigError: A config class or value has no public path (codes AX107).
         """
-        return _write.to_text(self)
+        _write.check_public(self)
+        return _write.text(self)
 
     @classmethod
     def from_text(cls, text: str, trusted: tuple[str, ...] = ()) -> Self:
@@ -207,7 +185,7 @@ class Config(Node, metaclass=ConfigMeta):
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the canonical text, the same in every process."""
-        return _write.fingerprint(self)
+        return hashlib.sha256(_write.text(self).encode()).hexdigest()
 
     # Looking and editing below -----------------------------------------------------------------
 

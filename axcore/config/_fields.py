@@ -11,10 +11,11 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypeVar, get_origin
 
 from axcore.config import _types
-from axcore.config._tree import error, short_name
+from axcore.config._provenance import Event
+from axcore.config._tree import error, nodes_below, short_name, state
 from axcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,15 +96,13 @@ class Field:
     checker: _types.Checker = _types.ANY
     is_ready: bool = False
 
-    def ready(self) -> None:
-        """Resolves and checks what is still open."""
+    def ready(self) -> Self:
+        """Resolves and checks what is still open; returns self."""
         if self.is_ready:
-            return
+            return self
         where = f"{self.owner}.{self.name}"
         try:
             annotation = self.annotation
-            if isinstance(annotation, ForwardRef):
-                annotation = annotation.__forward_arg__
             if isinstance(annotation, str):  # of the source code
                 names = dict(vars(sys.modules[self.module])) if self.module in sys.modules else {}
                 annotation = eval(annotation, names, dict(self.scope))
@@ -117,38 +116,41 @@ class Field:
                 self.default = self.checker.convert(self.default)
             except _types.Mismatch as e:
                 raise e.error(where, where) from None
+        for node in nodes_below(self.default):  # what a class body sets is a default of that class
+            events = state(node).events
+            for i, (key, event) in enumerate(events):
+                if event.kind != "default":
+                    events[i] = (key, Event("default", self.owner, value=event.value))
         self.annotation, self.scope, self.is_ready = annotation, {}, True
+        return self
 
 
 def is_class_var(annotation: Any) -> bool:
     """Whether an annotation, postponed or not, is a ClassVar."""
-    if isinstance(annotation, ForwardRef):
-        annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
         return re.match(r"(\w+\.)*ClassVar\b", annotation) is not None
     return annotation is ClassVar or get_origin(annotation) is ClassVar
 
 
 def own_annotations(cls: type) -> dict[str, Any]:
-    """Returns the annotations of a class's own body, with those not yet defined postponed."""
+    """Returns the annotations of a class's own body; those not yet defined are strings."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
-        return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
-    return inspect.get_annotations(cls)
+        found = annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    else:
+        found = inspect.get_annotations(cls)
+    return {n: a.__forward_arg__ if isinstance(a, ForwardRef) else a for n, a in found.items()}
 
 
 def local_scope(frame: FrameType | None) -> dict[str, Any]:
     """Returns the names visible in the functions around a class statement."""
-    scopes: list[Mapping[str, Any]] = []
+    names: dict[str, Any] = {}
     file = frame.f_code.co_filename if frame is not None else ""
     while frame is not None and frame.f_code.co_filename == file:
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # names of a class body are not visible
-            scopes.append(frame.f_locals)
+            names = {**frame.f_locals, **names}
         frame = frame.f_back
-    names: dict[str, Any] = {}
-    for scope in reversed(scopes):
-        names.update(scope)
     return names
 
 
@@ -182,7 +184,7 @@ def collect(
     annotations = own_annotations(cls)
     constants = {name for name, a in annotations.items() if is_class_var(a)} | constants
     annotations = {name: a for name, a in annotations.items() if name not in constants}
-    postponed = any(isinstance(a, str | ForwardRef) for a in annotations.values())
+    postponed = any(isinstance(a, str) for a in annotations.values())
     scope = local_scope(frame) if postponed else {}
     stated = dict(vars(cls))
     own: dict[str, Field] = {}

@@ -86,19 +86,19 @@ def replace(root: Any, old: Any, new: Any, where: _edit.Where, allow_none: bool)
     stamp = Stamp()
     placed: dict[int, Node] = {}
     reports: list[Replacement] = []
-    places: dict[tuple[int, str], tuple[Node, list[str]]] = {}
-    for path, owner, key, node in found:
+    for path, _, _, node in found:
         placed[id(node)], report = _merged(node, new, path, stamp)
         reports.append(report)
-        places.setdefault((id(owner), key.split(".")[0]), (owner, []))[1].append(key)
-    checked: list[tuple[Node, str, list[str], Any]] = []
-    for (_, name), (owner, keys) in places.items():
-        value = map_nodes(state(owner).values[name], lambda _, n: placed.get(id(n), n), name)
-        checked.append((owner, name, keys, _store.check(owner, name, value)))
-    for owner, name, keys, value in checked:
+    checked: list[tuple[Node, str, Any]] = []
+    for owner in {id(owner): owner for _, owner, _, _ in found}.values():
+        for name, value in state(owner).values.items():
+            swapped = map_nodes(value, lambda _, node: placed.get(id(node), node), name)
+            if swapped is not value:
+                checked.append((owner, name, _store.check(owner, name, swapped)))
+    for owner, name, value in checked:
         _store.store(owner, name, value)
-        event = stamp.event(_write.brief(new))
-        state(owner).events.extend((key, event) for key in keys)
+    for _, owner, key, _ in found:
+        state(owner).events.append((key, stamp.event(_write.brief(new))))
     state(root).reports = (*state(root).reports, *reports)
     for report in reports:
         _tell(report)
@@ -168,7 +168,6 @@ def _merged(old: Node, new: Node, path: str, stamp: Stamp) -> tuple[Node, Replac
             except ConfigError as e:
                 brief = _write.brief(value)
                 lost.append(LostEdit(join(path, at), brief, events[-1][1], e.message))
-    own.parent = None
     defaulted = [
         join(below, name)
         for below, node in walk(placed)

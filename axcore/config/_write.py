@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 from typing import Any, cast
 
 from axcore.config import _names
@@ -66,8 +65,8 @@ def brief(value: Any) -> str:
     """Returns a value as text for events and reports, shortened."""
     if type(value) is int:
         return repr(value)
-    text = inline(value)
-    return text if len(text) <= 200 else text[:197] + "..."
+    line = inline(value)
+    return line if len(line) <= 200 else line[:197] + "..."
 
 
 def lines(value: Any) -> dict[str, str]:
@@ -92,23 +91,17 @@ def _add_lines(value: Any, path: str, out: dict[str, str]) -> None:
         _add_lines(part, join(path, name), out)
 
 
-def to_text(node: Node) -> str:
-    """See :meth:`Config.to_text`."""
-    for _, each in walk(node):
+def text(value: Any) -> str:
+    """Returns the lines of a value as one text."""
+    found = lines(value).items()
+    return "".join(f"{path}: {line}\n" if path else f"{line}\n" for path, line in found)
+
+
+def check_public(node: Node) -> None:
+    """Raises ConfigError if a config class has no public path; values had to when they were set."""
+    for path, each in walk(node):
         try:
             _names.public_path(_named(each))
         except _names.NotPublic as e:
             hint = "move the class to module level"
-            raise error("AX107", str(e), path_of(each), hint) from None
-    return _text(node)
-
-
-def _text(node: Node) -> str:
-    return "".join(
-        f"{path}: {line}\n" if path else f"{line}\n" for path, line in lines(node).items()
-    )
-
-
-def fingerprint(node: Node) -> str:
-    """See :meth:`Config.fingerprint`."""
-    return hashlib.sha256(_text(node).encode()).hexdigest()
+            raise error("AX107", str(e), join(path_of(node), path), hint) from None

@@ -12,10 +12,10 @@ Example:
 
 from __future__ import annotations
 
+from ._active import ActiveSet as ActiveSet
 from ._calls import Instance as Instance
 from ._calls import OpCall as OpCall
 from ._calls import Purpose as Purpose
-from ._select import ActiveSet as ActiveSet
 from .discovery import Candidate as Candidate
 from .discovery import find_candidates as find_candidates
 from .hookspecs import HOOKS as HOOKS

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from axcore.config import FrozenMapping
-from axcore.errors import PluginError
 
+from ._values import field_error
 from .specs import NOTHING
 
 Purpose = Literal["train", "prefill", "decode"]
@@ -59,11 +59,8 @@ class Instance:
         for name in ("num_hosts", "devices_per_host", "num_slices"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise PluginError(
-                    f"{name} is {value!r}, expected an int of at least 1",
-                    code="AX202",
-                    where=f"Instance({self.name!r})",
-                )
+                where = f"Instance({self.name!r})"
+                raise field_error(where, name, value, "an int of at least 1")
         for name in ("peak_flops", "attributes"):
             object.__setattr__(self, name, FrozenMapping(getattr(self, name)))
 

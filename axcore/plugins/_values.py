@@ -59,7 +59,7 @@ def check_field(where: str, field: str, value: Any) -> Any:
     """
     if field == "partitioning":  # argument name -> logical axes
         if not isinstance(value, Mapping):
-            raise _error(where, field, value, "a mapping of argument names to logical axes")
+            raise field_error(where, field, value, "a mapping of argument names to logical axes")
         items = cast("Mapping[str, Any]", value).items()
         checked = [
             (_check(where, field, "argument", k), _check(where, field, "axes", v)) for k, v in items
@@ -75,15 +75,16 @@ def _check(where: str, field: str, form: str, value: Any) -> Any:
         several = isinstance(value, Sequence) and not isinstance(value, str)
         items = tuple(cast("Sequence[Any]", value)) if several else ()
         if not several or (repeat == "+" and not items):
-            raise _error(where, field, value, f"a tuple, each {expected}")
+            raise field_error(where, field, value, f"a tuple, each {expected}")
         value = items
     else:
         items = () if repeat == "?" and value is None else (value,)
     for item in items:
         if not known(item):
-            raise _error(where, field, item, expected)
+            raise field_error(where, field, item, expected)
     return value
 
 
-def _error(where: str, field: str, value: Any, expected: str) -> PluginError:
+def field_error(where: str, field: str, value: Any, expected: str) -> PluginError:
+    """Builds the error for a field that holds something else."""
     return PluginError(f"{field} is {value!r}, expected {expected}", code="AX202", where=where)

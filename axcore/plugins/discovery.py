@@ -17,8 +17,8 @@ from packaging.version import Version
 from .records import Status
 
 GROUP = "axcore"
-# Importing any of these while plugins are listed costs seconds or claims devices.
 _distributions: Callable[..., Iterable[Any]] = getattr(importlib_metadata, "distributions")  # noqa: B009
+# Importing any of these while plugins are listed costs seconds or claims devices.
 FRAMEWORKS = ("jax", "jaxlib", "torch", "tensorflow")
 
 

@@ -17,8 +17,8 @@ from axcore.config import FrozenMapping
 from axcore.errors import PluginError, did_you_mean
 
 from . import specs
+from ._active import ActiveSet
 from ._admission import CORE, admit, unmatched
-from ._select import ActiveSet
 from .discovery import Candidate, find_candidates, requirements, satisfies, top_level
 from .hookspecs import HOOKS
 from .records import PluginRecord
@@ -83,8 +83,7 @@ class PluginHost:
         found = find_candidates() if entry_points is None else tuple(entry_points)
         load, disable = None if load is None else tuple(load), tuple(disable)
         self.unmatched_filters = unmatched(found, (*(load or ()), *disable))
-        self.core_version = core_version
-        self._candidates = {(c.distribution, c.name): c for c in found}
+        self._candidates = found
         self.records, entries = admit(found, builtin, core_version, load, disable)
         for kind, named in entries.items():
             setattr(self, kind, Registry(kind, named, lambda: self.records))
@@ -143,12 +142,8 @@ class PluginHost:
                 if other is None or specificity(pattern) > specificity(other.pattern):
                     best[owner] = spec
         if not best:
-            raise lookup_error(
-                f"no instance type covers {instance!r}",
-                instance,
-                self.instance_types.names(),
-                self.records,
-            )
+            known, message = self.instance_types.names(), f"no instance type covers {instance!r}"
+            raise lookup_error(message, instance, known, self.records)
         if len(best) > 1:
             claims = " and ".join(f"{o} ({s.pattern!r})" for o, s in sorted(best.items()))
             raise PluginError(
@@ -205,10 +200,11 @@ class PluginHost:
         )
 
     def _distribution(self, name: str) -> str:
-        for record in self.active_records():
+        active = self.active_records()
+        for record in active:
             if name == record.name or canonicalize_name(name) == record.distribution:
                 return record.distribution
-        known = tuple(r.distribution for r in self.active_records())
+        known = tuple(record.distribution for record in active)
         raise lookup_error(f"use names {name!r}, no active plugin", name, known, self.records)
 
     def check_required(self, required: Iterable[str]) -> None:
@@ -221,11 +217,8 @@ class PluginHost:
             try:
                 requirement = Requirement(text)
             except InvalidRequirement as error:
-                raise PluginError(
-                    f"required plugin {text!r} is not a requirement such as "
-                    f"'acme-kernels>=0.1,<0.2': {error}",
-                    code="AX205",
-                ) from error
+                state = f"not a requirement such as 'acme-kernels>=0.1,<0.2': {error}"
+                raise _unmet(text, state) from error
             name = canonicalize_name(requirement.name)
             records = [r for r in self.records if r.distribution == name]
             if not records:
@@ -243,10 +236,12 @@ class PluginHost:
 
         These are core, the active plugins, and what each of them declares as a dependency.
         """
-        packages, requires = {CORE}, [*_core_requires()]
-        for record in self.active_records():
-            candidate = self._candidates.get((record.distribution, record.name))
-            if candidate is not None:
+        active = {(r.distribution, r.name) for r in self.active_records()}
+        packages, requires = {CORE}, list[str]()
+        with suppress(importlib_metadata.PackageNotFoundError):  # core may not be installed
+            requires += importlib_metadata.requires(CORE) or []
+        for candidate in self._candidates:
+            if (candidate.distribution, candidate.name) in active:
                 packages |= candidate.packages
                 requires += candidate.requires
         for name in {canonicalize_name(r.name) for r in requirements(requires)}:
@@ -255,16 +250,9 @@ class PluginHost:
         return frozenset(packages)
 
 
-def _unmet(text: str, state: str, hint: str, where: str | None = None) -> PluginError:
+def _unmet(text: str, state: str, hint: str | None = None, where: str | None = None) -> PluginError:
     message = f"required plugin {text!r} is {state}"
     return PluginError(message, code="AX205", where=where, hint=hint)
-
-
-def _core_requires() -> list[str]:
-    try:
-        return importlib_metadata.requires(CORE) or []
-    except importlib_metadata.PackageNotFoundError:
-        return []  # run from a source tree that is not installed
 
 
 def _names(variable: str) -> tuple[str, ...] | None:

@@ -22,9 +22,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from axcore.config import FrozenMapping
-from axcore.errors import PluginError
 
-from ._values import check_field
+from ._values import check_field, field_error
 
 NOTHING: FrozenMapping[Any] = FrozenMapping()
 
@@ -67,12 +66,8 @@ class Spec:
         if self.named_by:
             name = ".".join(str(getattr(self, part)) for part in self.named_by)
             if self.name not in ("", name):
-                raise PluginError(
-                    f"name is {self.name!r}, expected {name!r} (it follows from "
-                    f"{', '.join(self.named_by)}; leave it out)",
-                    code="AX202",
-                    where=where,
-                )
+                expected = f"{name!r} (it follows from {', '.join(self.named_by)}; leave it out)"
+                raise field_error(where, "name", self.name, expected)
             object.__setattr__(self, "name", name)
 
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from axcore.config import _resolve, _store, _write
 from axcore.config._config import Config
-from axcore.config._edit import is_config_class
 from axcore.config._fields import REQUIRED, Field
 from axcore.config._tree import (
     FrozenMapping,
     Node,
     error,
+    is_config_class,
     map_nodes,
     parts,
     path_of,

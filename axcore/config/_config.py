@@ -146,7 +146,9 @@ class Config(Node, metaclass=ConfigMeta):
         return hash(tuple(_write.lines(self).items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_text.unpickled, (type(self), self.to_text(), _text.snapshot(self)))
+        # The text leaves out provenance, frozen flags and reports of replacements.
+        more = {path: (state(n).events, state(n).frozen) for path, n in walk(self)}
+        return (_unpickled, (type(self), self.to_text(), more, self.replacements))
 
     def __repr__(self) -> str:
         explicit = dict.fromkeys(key.split(".")[0] for key, _ in state(self).events)
@@ -299,6 +301,14 @@ class Config(Node, metaclass=ConfigMeta):
             hint = "declare it as the nested class Config of a Configurable"
             raise error("AX100", message, path_of(self), hint)
         return cfg.target.from_config(cfg, **kwargs)
+
+
+def _unpickled(cls: type[Config], text: str, more: dict[str, Any], reports: Any) -> Config:
+    cfg = _text.from_text(text, None, cls)
+    state(cfg).reports = reports
+    for path, node in walk(cfg):
+        state(node).events, state(node).frozen = more[path]
+    return cfg
 
 
 _RESERVED = frozenset(n for n in dir(Config) if not n.startswith("_"))

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, Generic, TypeVar
 
 from axcore.config import _store, _write
 from axcore.config._fields import REQUIRED
 from axcore.config._provenance import Event, Stamp
-from axcore.config._tree import Node, error, parts, path_of, rebuilt, state, walk
+from axcore.config._tree import Node, error, is_config_class, parts, path_of, rebuilt, state, walk
 from axcore.errors import did_you_mean
 
 C = TypeVar("C", bound=Node)
 Predicate = Callable[[str, Any], bool]
 Where = str | Predicate | None
-
-
-def is_config_class(value: Any) -> TypeGuard[type[Node]]:
-    """Whether ``value`` is a config class."""
-    return isinstance(value, type) and issubclass(value, Node)
 
 
 def is_match(node: Node, kind: Any) -> bool:

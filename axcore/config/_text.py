@@ -10,7 +10,15 @@ from typing import Any
 from axcore.config import _edit, _names, _store, _write
 from axcore.config._fields import REQUIRED
 from axcore.config._provenance import Stamp
-from axcore.config._tree import FrozenMapping, Node, error, join, record_names, state, walk
+from axcore.config._tree import (
+    FrozenMapping,
+    Node,
+    error,
+    is_config_class,
+    join,
+    record_names,
+    state,
+)
 from axcore.config._types import Scaled
 from axcore.errors import ConfigError, did_you_mean
 
@@ -85,19 +93,12 @@ def _call(
         return Scaled(args[0], **kwargs)
     if len(args) != 1 or type(args[0]) is not str or (kwargs and word != "data"):
         raise _bad(f'expected {word}("PUBLIC.PATH"' + (", field=..." * (word == "data")) + ")")
-    path: str = args[0]
-    if word == "enum":
-        path, _, member = path.rpartition(".")
-        found = _names.resolve(path, trusted) if "." in path else None
-        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-            raise _bad(f"{args[0]!r} is no member of an enum")
-        if member not in found.__members__:
-            raise _bad(f"{found.__name__} has no {member!r}" + _suggest(member, found.__members__))
-        return found[member]
-    target = _names.resolve(path, trusted)
-    if word == "ref":
+    target = _names.resolve(args[0], trusted)
+    if word == "enum" and not isinstance(target, enum.Enum):
+        raise _bad(f"{args[0]!r} is no member of an enum")
+    if word in ("ref", "enum"):
         return target
-    return _record(target, kwargs) if word == "data" else _blank(word, path, target)
+    return _record(target, kwargs) if word == "data" else _blank(word, args[0], target)
 
 
 def _suggest(name: str, known: Any) -> str:
@@ -128,8 +129,8 @@ def _blank(word: str, path: str, target: Any) -> Any:
     from axcore.config import _call
 
     if word == "config":
-        config = target if _edit.is_config_class(target) else getattr(target, "Config", None)
-        if not isinstance(target, type) or not _edit.is_config_class(config):
+        config = target if is_config_class(target) else getattr(target, "Config", None)
+        if not isinstance(target, type) or not is_config_class(config):
             raise _bad(f"{path!r} has no config class")
         return config()
     if not callable(target):
@@ -246,27 +247,6 @@ def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any
     if not isinstance(node, cls):
         raise _bad(f"got {_write.brief(node)}, expected a {cls.__qualname__}", 1)
     reader.finish()
-    return node
-
-
-# Pickles ----------------------------------------------------------------------------------------
-
-Snapshot = tuple[dict[str, tuple[Any, bool]], tuple[Any, ...]]
-
-
-def snapshot(node: Node) -> Snapshot:
-    """Returns what the text leaves out: provenance, frozen flags, replacement reports."""
-    events = {path: (state(n).events, state(n).frozen) for path, n in walk(node)}
-    return events, state(node).reports
-
-
-def unpickled(cls: type[Any], text: str, rest: Snapshot) -> Any:
-    """Returns a config from what ``__reduce__`` gave."""
-    node = from_text(text, None, cls)
-    events, state(node).reports = rest
-    for path, each in walk(node):
-        own = state(each)
-        own.events, own.frozen = list(events[path][0]), events[path][1]
     return node
 
 

@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from axcore.errors import ConfigError
 
@@ -69,6 +69,11 @@ class Node:
 
     if TYPE_CHECKING:
         __ax__: State
+
+
+def is_config_class(value: Any) -> TypeGuard[type[Node]]:
+    """Whether ``value`` is a config class."""
+    return isinstance(value, type) and issubclass(value, Node)
 
 
 def state(node: Node) -> State:

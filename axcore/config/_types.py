@@ -23,6 +23,7 @@ from axcore.config._tree import (
     Node,
     copy_node,
     error,
+    is_config_class,
     is_record,
     parts,
     rebuilt,
@@ -110,8 +111,7 @@ def _hint_for(value: object) -> str | None:
         return "arrays and array scalars are no config values; .item() or .tolist() makes Python's"
     if module in ("numpy", "jax", "ml_dtypes") or hasattr(value, "dtype"):
         return 'a dtype is given by name, such as "bfloat16"'
-    config = getattr(value, "Config", None)
-    if isinstance(config, type) and issubclass(config, Node):
+    if is_config_class(getattr(value, "Config", None)):
         kind = value if isinstance(value, type) else type(value)
         return f"give its config: {kind.__name__}.Config(...)"
     if callable(value):

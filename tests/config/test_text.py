@@ -158,7 +158,7 @@ def test_only_what_is_not_the_default_counts_as_set():
         ("linear.input_dim: 3", "linear.input_dim: f'{3}'", 4, "neither a literal"),
         ("linear.input_dim: 3", "linear.input_dim: REQUIRE", 4, "neither a literal"),
         ("layers.0: config", "layers.0: confi", 8, "did you mean 'config'"),
-        ("Color.RED", "Color.BLUE", 32, "has no 'BLUE'"),
+        ("Color.RED", "Color.BLUE", 32, "no 'BLUE' in Color"),
         ("stddev=0.02", "std=0.02", 6, "did you mean 'stddev'"),
     ],
 )

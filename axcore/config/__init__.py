@@ -24,7 +24,6 @@ no JAX.
 
 from axcore.config._call import CallConfig, PartialConfig, config_for, partial_for
 from axcore.config._config import Config, Configurable
-from axcore.config._diff import diff
 from axcore.config._edit import Selection, matches
 from axcore.config._fields import REQUIRED, Dim, FieldInfo, Required, scaled
 from axcore.config._modifier import Modifier, apply_modifier
@@ -35,6 +34,7 @@ from axcore.config._store import UnknownFieldError
 from axcore.config._text import parse_value
 from axcore.config._tree import FrozenMapping
 from axcore.config._types import Scaled
+from axcore.config._write import diff
 
 __all__ = [
     "REQUIRED",

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from axcore.config import _resolve, _store, _write
+from axcore.config import _store, _write
 from axcore.config._config import Config
 from axcore.config._fields import REQUIRED, Field
 from axcore.config._tree import (
@@ -131,7 +131,7 @@ class CallConfig(Config):
         Args:
             **kwargs: Arguments that take the place of the configured ones, unchecked.
         """
-        cfg = _resolve.prepared(self, None, {}, "")
+        cfg = _store.prepared(self, None, {}, "")
         call: Call = state_of(cfg).call
         values = {n: v for n, v in state_of(cfg).values.items() if n not in kwargs}
         if call.partial:

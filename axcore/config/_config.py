@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform
 
-from axcore.config import _edit, _replace, _resolve, _store, _text, _write
+from axcore.config import _edit, _replace, _store, _text, _write
 from axcore.config._fields import Field, FieldInfo, collect, doc_of
 from axcore.config._provenance import Event
 from axcore.config._tree import (
@@ -287,7 +287,7 @@ class Config(Node, metaclass=ConfigMeta):
             ConfigError: An override that this config has no field for, or that contradicts a
                 value set explicitly; a missing or unresolvable value.
         """
-        return cast(Self, _resolve.prepared(self, ancestors, overrides, source))
+        return cast(Self, _store.prepared(self, ancestors, overrides, source))
 
     def instantiate(self, /, **kwargs: Any) -> Any:
         """Builds the object: ``target.from_config(frozen resolved copy, **kwargs)``.
@@ -295,7 +295,7 @@ class Config(Node, metaclass=ConfigMeta):
         Raises:
             ConfigError: A required value of this config is missing, or ``scaled`` has no source.
         """
-        cfg = _resolve.prepared(self, None, {}, "")
+        cfg = _store.prepared(self, None, {}, "")
         if cfg.target is None:
             message = f"{_store.label(self)} configures no class, so it cannot be instantiated"
             hint = "declare it as the nested class Config of a Configurable"

@@ -105,3 +105,17 @@ def check_public(node: Node) -> None:
         except _names.NotPublic as e:
             hint = "move the class to module level"
             raise error("AX107", str(e), join(path_of(node), path), hint) from None
+
+
+def diff(a: Node, b: Node) -> dict[str, tuple[str | None, str | None]]:
+    """Returns path -> (value in ``a``, value in ``b``), in text form, where they differ.
+
+    None stands for a path that one of them does not have. The root's path is ``""``.
+
+    Example:
+        >>> diff(parent, child)
+        {'model.dim': ('64', '128')}
+    """
+    old, new = lines(a), lines(b)
+    paths = dict.fromkeys([*new, *old])
+    return {p: (old.get(p), new.get(p)) for p in paths if old.get(p) != new.get(p)}

@@ -440,9 +440,9 @@ def invoke(
 
     The note has the module's path, the arguments' shapes and the config path.
     """
+    token = _CURRENT.set(ctx)
     try:
-        with activated(ctx):
-            return fn(*args, **kwargs)
+        return fn(*args, **kwargs)
     except Exception as error:
         if not getattr(error, "_axcore_noted", False):
             shapes = [*map(_shape, args), *(f"{k}={_shape(v)}" for k, v in kwargs.items())]
@@ -454,6 +454,8 @@ def invoke(
             with suppress(AttributeError):  # exceptions with __slots__: repeated, no more
                 error._axcore_noted = True  # type: ignore[attr-defined]
         raise
+    finally:
+        _CURRENT.reset(token)
 
 
 def _shape(x: Any) -> str:

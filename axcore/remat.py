@@ -57,11 +57,11 @@ def declare_site(name: str, description: str) -> str:
         ModuleError: It is no identifier, or is declared with another description.
     """
     if not name.isidentifier():
-        raise ModuleError(f"remat site {name!r} is not an identifier", code="AX340")
+        raise ModuleError(f"remat site {name!r} is not an identifier", code="AX345")
     if _SITES.setdefault(name, description) != description:
         raise ModuleError(
             f"remat site {name!r} is declared twice: {_SITES[name]!r} and {description!r}",
-            code="AX340",
+            code="AX345",
             hint="give the second one another name, or use the first one's",
         )
     return name
@@ -86,7 +86,7 @@ def _check_sites(names: tuple[str, ...], where: str) -> None:
         if name not in _SITES:
             raise ModuleError(
                 f"unknown remat site {name!r}; known: {', '.join(sorted(_SITES))}",
-                code="AX341",
+                code="AX346",
                 where=where,
                 hint=did_you_mean(name, _SITES)
                 or "a package that adds one calls axcore.remat.declare_site",
@@ -119,7 +119,7 @@ class Remat:
         if self.policy not in policies:
             raise ModuleError(
                 f"unknown remat policy {self.policy!r}, expected one of {', '.join(policies)}",
-                code="AX342",
+                code="AX347",
                 hint=did_you_mean(str(self.policy), policies) or None,
             )
         for field in ("save", "offload"):
@@ -127,7 +127,7 @@ class Remat:
             if isinstance(names, str):
                 raise ModuleError(
                     f"{field} is the string {names!r}, expected a tuple of site names",
-                    code="AX342",
+                    code="AX347",
                     hint=f"write {field}=({names!r},)",
                 )
             object.__setattr__(self, field, tuple(names))
@@ -136,11 +136,11 @@ class Remat:
             if getattr(self, field) and self.policy not in allowed:
                 raise ModuleError(
                     f"remat policy {self.policy!r} does not use {field}={getattr(self, field)}",
-                    code="AX342",
+                    code="AX347",
                     hint=f"{field} goes with policy {' or '.join(map(repr, allowed))}",
                 )
         if both := sorted(set(self.save) & set(self.offload)):
-            raise ModuleError(f"sites {both} are both saved and offloaded", code="AX342")
+            raise ModuleError(f"sites {both} are both saved and offloaded", code="AX347")
 
     @property
     def enabled(self) -> bool:
@@ -203,7 +203,7 @@ def _host_memory(platform: str) -> str:
         raise ModuleError(
             f"remat offload needs host memory, which platform {platform!r} does not have; "
             f"platforms that do: {', '.join(sorted(_HOST_MEMORY))}",
-            code="AX343",
+            code="AX348",
             hint="save the sites, or leave them out to recompute them",
         )
     return kind

@@ -44,9 +44,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     command.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the draws")
     command.add_argument(
-        "--slide",
+        "--no-slide",
         action="store_true",
-        help="past the model's longest text, go on from the last half of it",
+        help="refuse more tokens than the model has positions for, instead of going on from the "
+        "last half of the text",
+    )
+    command.add_argument(
+        "--ema", action="store_true", help="use the moving average that the run kept"
     )
     command.add_argument(
         "--step", metavar="N", type=int, help="a saved step (default: the newest good one)"
@@ -65,7 +69,7 @@ def generate(args: argparse.Namespace) -> CommandResult:
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     with jax_started():
-        loaded = load_model(args.directory, step=args.step, trusted=args.trust)
+        loaded = load_model(args.directory, step=args.step, trusted=args.trust, use_ema=args.ema)
         tokenizer = loaded.tokenizer
         prompt = _prompt_ids(tokenizer, args)
         generator = Generator(
@@ -74,7 +78,7 @@ def generate(args: argparse.Namespace) -> CommandResult:
             max_seq_len=getattr(loaded.trainer.cfg.model, "max_seq_len", None),
             eos_id=tokenizer.eos_id,
         )
-        made = generator.generate([prompt], args.max_tokens, sampling, slide=args.slide)
+        made = generator.generate([prompt], args.max_tokens, sampling, slide=not args.no_slide)
     ids = made.tokens[0]
     text = tokenizer.decode(ids)
     data = {

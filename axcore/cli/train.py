@@ -169,6 +169,7 @@ def _places(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     places = [
         ("config.txt", "the config it ran with"),
         ("checkpoints/", "saved steps; `eval`, `generate` and `train` read them"),
+        ("tokenizer/", "what makes tokens of text"),
         ("metrics.jsonl", "one line per logged step"),
         ("report.json", "the numbers above and more"),
     ]

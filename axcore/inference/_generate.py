@@ -8,6 +8,7 @@ chunk and not once per token.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from axcore.layers import init_cache, merge_state
 from axcore.module import Module
 
 __all__ = ["Generation", "Generator", "Sampling"]
+
+_log = logging.getLogger("axcore.inference")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +144,7 @@ class Generator:
         if limit is None or longest + max_tokens <= limit:
             return self._generate(prompts, max_tokens, sampling, on_tokens)
         # Slide: rounds of what fits, each from the last half of the text so far.
+        _log.info("past %d tokens it goes on from the last half of the text", limit)
         text, out = list(prompts[0]), []
         ttft, seconds, compile_seconds = None, 0.0, 0.0
         while len(out) < max_tokens:
@@ -180,7 +184,7 @@ class Generator:
                 f"{limit} positions",
                 code="AX822",
                 hint=f"ask for at most {max(limit - longest, 0)} tokens, shorten the prompt, or "
-                "pass --slide to go on from the last half of the text",
+                "let it slide: go on from the last half of the text",
             )
         return longest
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from axcore.config import Config, author
 from axcore.data import BaseTokenizer, load_tokenizer
 from axcore.errors import CheckpointError
@@ -77,7 +75,8 @@ def load_model(
                 where=str(run.checkpoints),
                 hint="train a few steps first",
             )
-        wanted = {"model": jax.eval_shape(trainer.model.initialize, jax.random.key(0))}
+        state = trainer.abstract_state()
+        wanted = {"model": state.model} | ({"learner": state.learner} if use_ema else {})
         arrays, _ = checkpointer.restore(found, wanted, allow_unexpected=True)
     finally:
         checkpointer.close()

@@ -11,7 +11,7 @@ from axcore.config import REQUIRED, Dim, Required, scaled
 from axcore.layers.base import Layer
 from axcore.layers.decoder import Decoder
 from axcore.layers.dropout import Dropout
-from axcore.layers.embedding import Embedding, LearnedPositions, LMHead
+from axcore.layers.embedding import Embedding, LearnedPositions
 from axcore.layers.roles import BaseHead, BasePosition, SequenceInfo
 from axcore.ops import LinearCrossEntropy
 
@@ -36,7 +36,7 @@ class CausalLM(Layer):
         position: BasePosition.Config | None = LearnedPositions.Config()
         dropout: Dropout.Config = Dropout.Config()
         decoder: Decoder.Config = Decoder.Config()
-        lm_head: LMHead.Config | None = None
+        lm_head: BaseHead.Config | None = None
         # Coefficient of mean(logsumexp^2) (PaLM, arXiv:2204.02311, section 5); 0 leaves it out.
         z_loss_weight: float = 0.0
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from axcore import ops
 from axcore.config import REQUIRED, Required
+from axcore.errors import ModuleError
 from axcore.layers.initializers import Normal, VarianceScaling
 from axcore.layers.linear import replacement
 from axcore.layers.roles import BaseHead, BasePosition, SequenceInfo
@@ -139,5 +140,12 @@ class LearnedPositions(BasePosition):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) plus vectors of ``info.positions``; padding (-1) adds row 0."""
+        if x.shape[1] > self.cfg.max_seq_len:
+            raise ModuleError(
+                f"a sequence of {x.shape[1]} tokens exceeds the {self.cfg.max_seq_len} positions",
+                code="AX344",
+                where=self.path,
+                hint="shorten the sequence (seq_len) or raise the model's max_seq_len",
+            )
         positions = jnp.maximum(info.positions, 0)
         return x + jnp.take(self._param("weight"), positions, axis=0, mode="fill")

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from axcore.collection import OutputCollection
+from axcore.errors import TrainError
 from axcore.module import flatten_specs
 from axcore.parallel import (
     CompiledStep,
@@ -43,6 +44,7 @@ class Program:
         self.abstract = trainer.abstract_state()
         self.shardings = trainer.state_shardings(self.mesh, cfg.sharding_rules)
         self.batch_sharding = batch_sharding(self.mesh, cfg.sharding_rules)
+        _check_rows(self.mesh, self.batch_sharding, cfg.batch_size, cfg.accumulation_steps)
         self.rows = process_rows(self.batch_sharding, cfg.batch_size)
         self._whole = self.mesh.size == 1
         specs = trainer.model.parameter_specs()
@@ -120,6 +122,24 @@ class Program:
 
     def _batch_shardings(self, batch: Any) -> Any:
         return jax.tree.map(lambda _: self.batch_sharding, batch)
+
+
+def _check_rows(mesh: Any, sharding: Any, batch_size: int, accumulation_steps: int) -> None:
+    """Raises TrainError unless the rows of each microbatch divide among the devices."""
+    entry = sharding.spec[0] if sharding.spec else None
+    axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
+    shards = math.prod(mesh.shape[axis] for axis in axes)
+    if batch_size % (shards * accumulation_steps):
+        unit = shards * accumulation_steps
+        near = sorted({max(1, batch_size // unit) * unit, -(-batch_size // unit) * unit})
+        over = ", ".join(f"{axis}={mesh.shape[axis]}" for axis in axes if mesh.shape[axis] > 1)
+        micro = f" in {accumulation_steps} microbatches" if accumulation_steps > 1 else ""
+        raise TrainError(
+            f"{batch_size} rows{micro} do not divide over {shards} devices ({over})",
+            code="AX705",
+            where="batch_size",
+            hint=f"set batch_size to {' or '.join(map(str, near))}, or another mesh_shape",
+        )
 
 
 class EvalProgram:

@@ -77,11 +77,17 @@ def to_json(value: Any) -> Any:
 
 def kernel_report(choices: Any) -> list[dict[str, Any]]:
     """One row per distinct choice, with the sites it was made at."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str, bool], dict[str, Any]] = {}
     for choice in choices:
         row = rows.setdefault(
-            (choice.op, choice.chosen),
-            {"op": choice.op, "chosen": choice.chosen, "sites": [], "refused": []},
+            (choice.op, choice.chosen, choice.fallback),
+            {
+                "op": choice.op,
+                "chosen": choice.chosen,
+                "fallback": choice.fallback,
+                "sites": [],
+                "refused": [],
+            },
         )
         if choice.site not in row["sites"]:
             row["sites"].append(choice.site)

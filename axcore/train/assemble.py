@@ -126,7 +126,8 @@ def edited(
         AxcoreError: Whatever cannot be: see the parts.
     """
     cfg = experiment.copy()
-    for modifier in cfg.modifiers:
+    own, cfg.modifiers = cfg.modifiers, ()  # the text of the result must not apply them again
+    for modifier in own:
         cfg = apply_modifier(cfg, modifier)
     for text in modifiers:
         # A rule leaves alone what a flag has set, so the flag is the author, not the modifier.

@@ -38,7 +38,7 @@ from axcore.train._signals import GracefulStop
 from axcore.train._timing import Timing
 from axcore.train.callbacks import CallbackGroup
 from axcore.train.loss_plot import plot_loss
-from axcore.train.rundir import RunDir
+from axcore.train.rundir import Change, RunDir
 from axcore.train.trainer import Trainer, TrainState
 from axcore.train.writers import WriterGroup
 
@@ -92,11 +92,18 @@ def train(
     # Everything that user input can break is looked at before the directory is touched.
     data = trainer.cfg.input.instantiate()
     data.prepare()
-    _check_vocabulary(trainer, data)
-    prepare_host(instance, num_processes=1)
+    _check_sizes(trainer, data)
+    # Whoever started several processes has prepared each of them, before it did.
+    if not jax.distributed.is_initialized():
+        prepare_host(instance)
     devices = select_devices(instance)
     program = Program(trainer, instance, devices)
-    changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
+    ready = _Run(cfg, run, trainer, program, data, start, dict(notes or {}))
+    _check_processes(text)
+    changes: tuple[Change, ...] = ()
+    if jax.process_index() == 0:
+        changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
+        data.tokenizer.save(run.tokenizer)
     for change in changes:
         _log.warning("resuming with a changed config: %s", change)
     _log.info(
@@ -109,12 +116,32 @@ def train(
         instance.name,
         ", ".join(f"{axis}={n}" for axis, n in program.mesh.shape.items() if n > 1) or "of one",
     )
-    if jax.process_index() == 0:
-        data.tokenizer.save(run.tokenizer)
-    return _Run(cfg, run, trainer, program, data, start, dict(notes or {})).finish()
+    return ready.finish()
 
 
-def _check_vocabulary(trainer: Trainer, data: BaseInput) -> None:
+def _check_processes(config_text: str) -> None:
+    """Processes of one run must have the same config and plugins; a collective call."""
+    mine = {"config": config_text, "plugins": host().digest()}
+    for index, theirs in enumerate(_gather_json(mine)):
+        differ = [name for name in mine if theirs[name] != mine[name]]
+        if differ:
+            raise TrainError(
+                f"process {jax.process_index()} and process {index} have different "
+                f"{' and '.join(differ)}",
+                code="AX704",
+                hint="start all processes with the same command in the same environment",
+            )
+
+
+def _check_sizes(trainer: Trainer, data: BaseInput) -> None:
+    limit, seq_len = getattr(trainer.cfg.model, "max_seq_len", None), trainer.cfg.seq_len
+    if isinstance(limit, int) and seq_len > limit:
+        raise TrainError(
+            f"rows have {seq_len} tokens, the model takes at most {limit}",
+            code="AX703",
+            where="seq_len",
+            hint=f"set model.max_seq_len={seq_len}, or seq_len={limit}",
+        )
     size = getattr(trainer.cfg.model, "vocab_size", None)
     if isinstance(size, int) and size < data.tokenizer.vocab_size:
         raise TrainError(
@@ -231,6 +258,9 @@ class _Run:
         with ops.record_choices() as choices:
             call = self.program.compile_train(state, batch).call
         self.kernels = kernel_report(choices)
+        for row in self.kernels:
+            if row["fallback"]:
+                _log.warning("op %s falls back to %s", row["op"], row["chosen"])
         pending: tuple[int, Any] | None = None
         stopped: str | None = None
         while step < max_step and stopped is None:
@@ -248,7 +278,8 @@ class _Run:
             pending = (step, metrics) if is_logged else None
             evalers = [n for n, e in self.evalers.items() if e.should_run(step, max_step)]
             saves = self.checkpointer.should_save(step, max_step)
-            stopped = stop.agreed()
+            if jax.process_count() == 1 or is_logged or evalers or saves:
+                stopped = stop.agreed()  # of several processes a collective call: not every step
             if evalers or saves or stopped is not None:
                 if pending is not None:
                     self._log_step(*pending)
@@ -264,10 +295,11 @@ class _Run:
     def _log_step(self, step: int, metrics: Any) -> None:
         values = jax.device_get(metrics)
         skipped = int(values.pop("skipped_in_a_row"))
-        if skipped > self.cfg.max_skipped_in_a_row:
+        never_learned = step == self.cfg.max_step and skipped == step
+        if skipped > self.cfg.max_skipped_in_a_row or never_learned:
             raise TrainError(
                 f"{skipped} steps in a row had gradients that are not finite",
-                code="AX710",
+                code="AX717",
                 where=f"step {step}",
                 hint="lower the learning rate or set learner.clip_global_norm; the parameters are "
                 "those before the first of these steps",

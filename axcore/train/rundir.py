@@ -19,13 +19,14 @@ text equals the stored one. What may differ:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from axcore._files import atomic_write
+from axcore._files import atomic_write, locked
 from axcore.errors import TrainError
 
 __all__ = ["Change", "RunDir", "text_changes"]
@@ -48,6 +49,7 @@ _WATCHING = (
     "writers",
 )
 _HORIZON = "max_step"
+_LOCK = ".lock"
 _SHOWN = 10
 _WIDTH = 60
 
@@ -190,13 +192,30 @@ class RunDir:
             if provenance is not None:
                 self.write_json(self.provenance, provenance)
         except OSError as error:
-            raise TrainError(
-                f"the output directory cannot be written: {error.strerror or error}",
-                code="AX744",
-                where=str(self.root),
-                hint="check the permissions and the free space, or choose another --out",
-            ) from error
+            raise self._unwritable(error) from error
         return changes
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other processes from training in the directory meanwhile.
+
+        Raises:
+            TrainError: One does (AX746), or the directory cannot be written (AX744).
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                got = held.enter_context(locked(self.root / _LOCK))
+            except OSError as error:
+                raise self._unwritable(error) from error
+            if not got:
+                raise TrainError(
+                    "another process is training in the output directory",
+                    code="AX746",
+                    where=str(self.root),
+                    hint="wait for it or stop it, or choose another --out",
+                )
+            yield
 
     def require_model(self) -> str:
         """Returns the config text of a model directory, for commands that read one.
@@ -243,6 +262,14 @@ class RunDir:
             hint=hint,
         )
 
+    def _unwritable(self, error: OSError) -> TrainError:
+        return TrainError(
+            f"the output directory cannot be written: {error.strerror or error}",
+            code="AX744",
+            where=str(self.root),
+            hint="check the permissions and the free space, or choose another --out",
+        )
+
     def _entries(self) -> list[Path]:
         return list(self.root.iterdir()) if self.root.is_dir() else []
 
@@ -278,4 +305,4 @@ def _listed(changes: list[Change]) -> str:
 
 def _is_leftover(name: str) -> bool:
     """Whether a kill can have left this file of ours before ``config.txt`` stood."""
-    return name.startswith(".config.txt") and name.endswith(".partial")
+    return name == _LOCK or (name.startswith(".config.txt") and name.endswith(".partial"))

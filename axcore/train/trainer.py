@@ -105,7 +105,7 @@ class Trainer(Module):
 
         # Instance pattern -> modifiers, after the plugins' own rule for the instance.
         mesh_rules: tuple[tuple[str, tuple[Config, ...]], ...] = ()
-        # Modifiers applied to the experiment before anything else.
+        # Modifiers applied to the experiment before anything else; empty once they have been.
         modifiers: tuple[Config, ...] = ()
         # Such as "acme-kernels>=0.1,<0.2"; checked before anything compiles.
         required_plugins: tuple[str, ...] = ()

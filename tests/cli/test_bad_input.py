@@ -335,7 +335,7 @@ def test_a_step_that_is_not_saved_is_named(cli, trained):
     [
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens is 0"),
         (["--prompt", "", "--max-tokens", "2"], "no tokens"),
-        (["--prompt", "a", "--max-tokens", "99"], "--slide"),
+        (["--prompt", "a", "--max-tokens", "99", "--no-slide"], "slide"),
         (["--prompt", "a", "--max-tokens", "2", "--temperature", "-1"], "temperature"),
         (["--prompt", "a", "--max-tokens", "2", "--top-p", "0"], "top_p"),
         (["--chat", "hi", "--max-tokens", "2"], "no chat template"),

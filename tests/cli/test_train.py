@@ -194,7 +194,7 @@ def test_a_seed_gives_the_same_draws_again(cli, trained):
 def test_sliding_goes_past_the_models_longest_text(cli, trained):
     data = cli(
         *("generate", "--from", trained.out, "--prompt", "The ", "--max-tokens", 30),
-        *("--slide", "--temperature", 1.0, "--json"),
+        *("--temperature", 1.0, "--json"),
     ).json
     assert 0 < data["tokens"] <= 30
 

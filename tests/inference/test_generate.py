@@ -78,7 +78,7 @@ def test_generation_ends_at_the_end_of_text(model):
 def test_too_many_tokens_are_refused_or_slide(generator):
     with pytest.raises(CliError, match=f"{LIMIT} positions") as caught:
         generator.generate([[1] * 20], 10)
-    assert "at most 4 tokens" in caught.value.hint and "--slide" in caught.value.hint
+    assert "at most 4 tokens" in caught.value.hint and "slide" in caught.value.hint
     assert len(generator.generate([[1] * 20], 40, slide=True).tokens[0]) == 40
 
 

@@ -218,3 +218,19 @@ def test_switching_the_stack_is_one_field_and_keeps_layer_edits():
     module = cfg.instantiate(name="m")
     assert list(module.decoder.layer.children) == ["0", "1"]
     assert module.decoder.layer.children["1"].attention.cfg.num_heads == 4
+
+
+def test_a_sequence_longer_than_the_positions_is_refused():
+    model = CausalLM.Config(
+        vocab_size=16,
+        model_dim=8,
+        max_seq_len=4,
+        decoder=Decoder.Config(
+            num_layers=1, layer=TransformerLayer.Config(attention=Attention.Config(num_heads=2))
+        ),
+    ).instantiate(name="m")
+    ids = np.zeros((1, 8), np.int32)
+    with pytest.raises(ModuleError, match=r"8 tokens exceeds the 4"):
+        functional(
+            model, state=model.initialize(jax.random.key(0)), inputs=(ids, ids), is_training=False
+        )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -213,3 +216,27 @@ def test_text_changes_name_new_and_absent_lines():
         "b: 'x: y' -> 'x: z'",
         "c: 3 (new)",
     ]
+
+
+def test_a_directory_in_use_is_refused_and_free_again_afterwards(tmp_path):
+    run = RunDir(tmp_path / "run")
+    with run.alone():
+        run.prepare(text())
+        with pytest.raises(TrainError) as caught, RunDir(run.root).alone():
+            pass
+    assert caught.value.code == "AX746"
+    with RunDir(run.root).alone():
+        pass
+
+
+def test_a_process_that_was_killed_holds_no_directory(tmp_path):
+    code = (
+        "import os, sys; from axcore.train.rundir import RunDir; "
+        "RunDir(sys.argv[1]).alone().__enter__(); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
+    run = RunDir(tmp_path)
+    with run.alone():
+        assert run.prepare(text()) == ()

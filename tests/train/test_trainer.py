@@ -297,7 +297,7 @@ def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(tmp_path):
     cfg.evalers = {}
     with pytest.raises(TrainError, match="3 steps in a row had gradients that are not finite") as e:
         run(cfg, tmp_path / "run")
-    assert e.value.exit_code == 4 and e.value.code == "AX710"
+    assert e.value.exit_code == 4 and e.value.code == "AX717"
     rows = {r["step"]: r for r in read_metrics(tmp_path / "run" / "metrics.jsonl")}
     assert [r["skipped_steps"] for r in rows.values()] == [0.0, 1.0, 2.0]
     saved = Memory.saved[str(tmp_path / "run" / "checkpoints")]

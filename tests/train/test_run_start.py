@@ -1,0 +1,82 @@
+"""What a run refuses before it touches its directory, and what its text and average give back."""
+
+import numpy as np
+import pytest
+
+from axcore import experiments
+from axcore.config import Modifier
+from axcore.errors import AxcoreError
+from axcore.train import assemble, train
+
+
+def micro(**fields):
+    cfg = experiments.get("tiny-lm")
+    cfg.model.model_dim = 8
+    cfg.model.decoder.num_layers = 1
+    cfg.model.decoder.layer.attention.num_heads = 2
+    cfg.set(max_step=2, batch_size=2, seq_len=16, sample_prompt=None, writers={})
+    cfg.evalers["heldout"].set(max_documents=1)
+    return cfg.set(**fields)
+
+
+def run(cfg, out):
+    a = assemble(cfg, instance="cpu")
+    return train(a.cfg, out=out, instance=a.instance)
+
+
+def test_evaluation_of_the_average_repeats_what_training_reported(tmp_path):
+    from axcore.cli._main import main
+
+    cfg = micro()
+    cfg.learner.ema_decay = 0.5
+    cfg.evalers["heldout"].use_ema = True
+    report = run(cfg, tmp_path / "run").report
+    from axcore.inference import load_model
+
+    loaded = load_model(tmp_path / "run", use_ema=True)
+    plain = load_model(tmp_path / "run")
+    a, b = (m.state["embedding"]["weight"] for m in (loaded, plain))
+    assert not np.array_equal(a, b)
+    assert main(["eval", "--from", str(tmp_path / "run"), "--json"]) == 0
+    assert report["eval"]["loss"] > 0
+
+
+class Double(Modifier):
+    def __call__(self, cfg):
+        cfg.model.model_dim = cfg.model.model_dim * 2
+        return cfg
+
+
+def test_the_text_of_a_modified_experiment_is_not_modified_again(tmp_path):
+    made = assemble(micro(modifiers=(Double.Config(),)), instance="cpu").cfg
+    assert made.model.model_dim == 16
+    file = tmp_path / "config.txt"
+    file.write_text(made.to_text())
+    again = assemble(experiments.get(str(file), trusted=(__name__,)), instance="cpu").cfg
+    assert again.model.model_dim == 16 and again.to_text() == made.to_text()
+
+
+@pytest.mark.parametrize(
+    "path", ["checkpointer.save_every_n_steps", "evalers.heldout.every_n_steps"]
+)
+def test_settings_that_cannot_be_are_refused_before_the_directory_is_made(tmp_path, path):
+    cfg = micro()
+    cfg.set_path(path, 0)
+    with pytest.raises(AxcoreError, match=r"expected at least 1"):
+        run(cfg, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_longer_than_the_model_takes_are_refused(tmp_path):
+    cfg = micro()
+    cfg.model.max_seq_len = 8
+    with pytest.raises(AxcoreError, match=r"16 tokens, the model takes at most 8"):
+        run(cfg, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_that_do_not_divide_name_the_nearest_batch_sizes(tmp_path):
+    made = assemble(micro(batch_size=3), instance="cpu-2")
+    with pytest.raises(AxcoreError, match=r"3 rows do not divide over 2 devices") as caught:
+        train(made.cfg, out=tmp_path / "run", instance=made.instance)
+    assert "2 or 4" in caught.value.hint

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypeVar, get_origin
 
-from axcore.config import _types
+from axcore.config import _tree, _types
 from axcore.config._provenance import Event
 from axcore.config._tree import error, nodes_below, short_name, state
 from axcore.errors import ConfigError
@@ -30,7 +30,7 @@ Required = Annotated[T, "required"]
 Dim = Annotated[int, "dim"]
 """An int that may be given as ``scaled(...)`` until it is known; readers see an int."""
 
-REQUIRED: Any = _types.REQUIRED
+REQUIRED: Any = _tree.REQUIRED
 """Stands for a value that is not set yet; still there at instantiation, it is an error."""
 
 

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from axcore.config._tree import error
+from axcore.config._tree import error, short_name
 from axcore.errors import did_you_mean
 
 #: Packages that text may name without being told to trust them.
@@ -124,7 +124,7 @@ def _get(module: types.ModuleType, qualname: str) -> Any:
 def _brief(value: Any) -> str:
     kind = "class" if isinstance(value, type) else "function"
     name = getattr(value, "__qualname__", None)
-    return f"{kind} {name}" if name else f"an object of type {type(value).__name__}"
+    return f"{kind} {short_name(value)}" if name else f"an object of type {type(value).__name__}"
 
 
 def resolve(path: str, trusted: Iterable[str] | None) -> Any:

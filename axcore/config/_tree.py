@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from axcore.errors import ConfigError
@@ -21,8 +21,23 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
+
+class Unset:
+    """Type of REQUIRED."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+    def __reduce__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = Unset()
+
 #: Leaves that are shared between copies without a look inside.
-ATOMS: frozenset[type] = frozenset({bool, int, float, str, type(None)})
+ATOMS: frozenset[type] = frozenset({bool, int, float, str, type(None), Unset})
 
 
 def error(code: str, message: str, where: str = "", hint: str | None = None) -> ConfigError:
@@ -52,9 +67,9 @@ class State:
     """
 
     fields: Mapping[str, Field]
-    call: Any = None
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
-    events: list[tuple[str, Event]] = field(default_factory=list[Any])
+    call: Any
+    values: dict[str, Any]
+    events: list[tuple[str, Event]]
     parent: weakref.ref[Node] | None = None
     key: str = ""
     frozen: bool = False
@@ -85,7 +100,7 @@ def set_up(
     node: Node, fields: Mapping[str, Field], values: Mapping[str, Any], call: Any = None
 ) -> State:
     """Gives a new node its state, with copies of ``values``."""
-    own = State(fields, call)
+    own = State(fields, call, {}, [])
     object.__setattr__(node, "__ax__", own)  # past the node's own checks on attribute writes
     for name, value in values.items():
         if type(value) not in ATOMS:

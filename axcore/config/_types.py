@@ -19,6 +19,7 @@ from typing import Any, cast
 from axcore.config import _names
 from axcore.config._tree import (
     ATOMS,
+    REQUIRED,
     FrozenMapping,
     Node,
     copy_node,
@@ -30,21 +31,6 @@ from axcore.config._tree import (
     short_name,
 )
 from axcore.errors import ConfigError
-
-
-class Unset:
-    """Type of REQUIRED."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-    def __reduce__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED: Any = Unset()
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +126,7 @@ class Checker:
         if self._accepts is not None and not self._accepts(value):
             raise self.refuse(value)
         kind = cast(Any, type(value))
-        if kind in ATOMS or kind is Scaled:
+        if (kind in ATOMS and value is not REQUIRED) or kind is Scaled:
             return value
         if isinstance(value, Node):
             return copy_node(value)

@@ -18,7 +18,7 @@ from axcore.config._tree import (
     state,
     walk,
 )
-from axcore.config._types import REQUIRED, Scaled, is_leaf
+from axcore.config._types import Scaled, is_leaf
 
 
 def quote(text: str) -> str:
@@ -40,7 +40,7 @@ def inline(value: Any) -> str:
     kind = cast(Any, type(value))
     if kind is str:
         return quote(value)
-    if kind in ATOMS or kind is Scaled or value is REQUIRED:
+    if kind in ATOMS or kind is Scaled:
         return repr(value)
     if isinstance(value, Node):
         call = state(value).call

@@ -56,6 +56,10 @@ class Failure:
             )
         if isinstance(error, KeyboardInterrupt):
             return cls("interrupted", "AX890", None, None, 130)
+        if isinstance(error, SystemExit):  # an experiment or a layer is no program of its own
+            code = error.code if isinstance(error.code, int) and error.code else 4
+            message = f"the code that was called ends the program: SystemExit({error.code!r})"
+            return cls(message, "AX894", _DEBUG_HINT, _users_line(error), code, notes)
         text = _one_line(str(error)) or type(error).__name__
         if isinstance(error, OSError) and error.errno in _DISK | _ACCESS:
             hint = "free some space" if error.errno in _DISK else "check the permissions"

@@ -51,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with _stdout_kept(as_json):
                 parser = _parser(argv)
-            args = parse(parser, argv)
+            try:
+                args = parse(parser, argv)
+            except SystemExit as error:  # --help and --version
+                return error.code if isinstance(error.code, int) else 0
             args.argv = argv
             with _stdout_kept(as_json):
                 if args.no_plugins:
@@ -59,14 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result: CommandResult = args.run(args)
             _print(_json_text(result.data) if as_json else result.text)
             return result.exit_code
-        except SystemExit as error:  # argparse's --help and --version
-            return error.code if isinstance(error.code, int) else 0
         except BrokenPipeError:
             # The reader has seen enough. Python flushes stdout at exit: give it somewhere to go.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             from axcore.cli._failures import Failure
 
             failure = Failure.of(error)

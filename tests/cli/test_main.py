@@ -133,6 +133,14 @@ def test_an_exception_in_user_code_names_its_line_and_exits_4(cli, module):
     assert "internal" not in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(("given", "code"), [("", 4), ("0", 4), ("'bye'", 4), ("7", 7)])
+def test_user_code_that_exits_is_a_failure_that_names_its_line(cli, module, given, code):
+    name = module(f"exits_{code}_{len(given)}", f"def exp():\n    raise SystemExit({given})\n")
+    done = cli("config", "show", f"{name}:exp")
+    assert done.code == code
+    assert f"{name}.py:2: " in done.err and "[AX894]" in done.err
+
+
 def test_debug_shows_the_traceback(cli, module):
     name = module("raising2", "def exp():\n    raise ZeroDivisionError('so it goes')\n")
     done = cli("config", "show", f"{name}:exp", "--debug")

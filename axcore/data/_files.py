@@ -69,6 +69,8 @@ def expand_paths(paths: Sequence[str]) -> list[Path]:
                 hint="check the directory, and quote it to keep the shell from expanding it; "
                 "`**` matches directories at any depth",
             )
+        for path in filter(Path.exists, files):  # a broken link is a bad file, which may be skipped
+            _check_is_file(path)
         found.update(dict.fromkeys(files))
     return list(found)
 
@@ -81,7 +83,22 @@ def _check_is_file(path: Path) -> None:
             where=str(path),
             hint=f"for every text file below it: {path / '**' / '*.txt'}",
         )
-    if not os.path.exists(path):
+    if os.path.exists(path):
+        if not path.is_file():
+            raise DataError(
+                "got a pipe or a device, expected a file",
+                code="AX501",
+                where=str(path),
+                hint="data are read more than once, in random order: write them to a file",
+            )
+    elif path.is_symlink():
+        raise DataError(
+            f"the link leads nowhere: {os.readlink(path)} does not exist",
+            code="AX501",
+            where=str(path),
+            hint="make the file that it names, or name another",
+        )
+    else:
         siblings: list[str] = []
         if path.parent.is_dir():
             siblings = sorted(p.name for p in path.parent.iterdir())

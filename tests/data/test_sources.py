@@ -135,6 +135,19 @@ def test_a_pattern_without_matches_is_an_error(tmp_path: Path, kind):
     assert "*.txt" in error.message
 
 
+@pytest.mark.parametrize("name", ["pipe.txt", "*.txt"])
+def test_a_pipe_is_an_error_and_not_waited_for(tmp_path: Path, name):
+    os.mkfifo(tmp_path / "pipe.txt")
+    error = _fails(TextFiles.Config(paths=(str(tmp_path / name),)), "AX501")
+    assert error.where == str(tmp_path / "pipe.txt")
+
+
+def test_a_link_that_leads_nowhere_says_where(tmp_path: Path):
+    (tmp_path / "link.txt").symlink_to("/no/such/file")
+    error = _fails(TextFiles.Config(paths=(str(tmp_path / "link.txt"),)), "AX501")
+    assert "/no/such/file" in error.message
+
+
 def test_no_paths_at_all_is_an_error():
     _fails(TextFiles.Config(paths=()), "AX501")
 

@@ -18,6 +18,7 @@ know nothing of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +28,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from axcore.collection import expand_path
+from axcore.errors import TrainError
 from axcore.train._paths import flatten, lead_shape
 
 __all__ = ["adafactor", "adamw", "decayed_weights", "lion", "muon", "sgd"]
@@ -83,11 +85,21 @@ def decayed_weights(weight_decay: ScalarOrSchedule) -> Transformation:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _check(**rates: ScalarOrSchedule) -> None:
+    """Raises TrainError unless numbers are finite and not negative, and decay rates below 1."""
+    for name, rate in rates.items():
+        limit = 1.0 if name in ("b1", "b2") else math.inf
+        if isinstance(rate, int | float) and not 0 <= rate < limit:
+            expected = "from 0 to below 1" if limit == 1.0 else "of at least 0"
+            raise TrainError(f"{name} must be a number {expected}, got {rate}", code="AX701")
+
+
 def _descend(
     *direction: optax.GradientTransformation,
     weight_decay: ScalarOrSchedule,
     learning_rate: ScalarOrSchedule,
 ) -> Transformation:
+    _check(learning_rate=learning_rate, weight_decay=weight_decay)
     return optax.chain(
         *direction, decayed_weights(weight_decay), optax.scale_by_learning_rate(learning_rate)
     )
@@ -116,6 +128,7 @@ def adamw(
     References:
         Loshchilov and Hutter, arXiv:1711.05101.
     """
+    _check(b1=b1, b2=b2, eps=eps)
     return _descend(
         optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov),
         weight_decay=weight_decay,
@@ -187,6 +200,7 @@ def lion(
     References:
         Chen et al., arXiv:2302.06675.
     """
+    _check(b1=b1, b2=b2)
     return _descend(
         optax.scale_by_lion(b1, b2, mu_dtype),
         weight_decay=weight_decay,

@@ -10,6 +10,8 @@ updates (none when 0).
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -30,7 +32,7 @@ def constant(peak: float, warmup_steps: int = 0) -> optax.Schedule:
         >>> float(constant(0.5)(10))
         0.5
     """
-    _check(warmup_steps)
+    _check(peak, warmup_steps)
     return _after_warmup(peak, warmup_steps, optax.constant_schedule(peak))
 
 
@@ -51,7 +53,7 @@ def linear_warmup_cosine(
     References:
         Loshchilov and Hutter, SGDR, arXiv:1608.03983.
     """
-    _check(warmup_steps, total_steps)
+    _check(peak, warmup_steps, total_steps)
     decay = optax.cosine_decay_schedule(peak, total_steps - warmup_steps, alpha=end_ratio)
     return _after_warmup(peak, warmup_steps, decay)
 
@@ -67,7 +69,7 @@ def linear(
         total_steps: Updates in all, warm-up included.
         end_ratio: Last value as a fraction of ``peak``.
     """
-    _check(warmup_steps, total_steps)
+    _check(peak, warmup_steps, total_steps)
     decay = optax.linear_schedule(peak, end_ratio * peak, total_steps - warmup_steps)
     return _after_warmup(peak, warmup_steps, decay)
 
@@ -91,7 +93,7 @@ def wsd(
     References:
         Hu et al., MiniCPM, arXiv:2404.06395.
     """
-    _check(warmup_steps, total_steps, decay_steps)
+    _check(peak, warmup_steps, total_steps, decay_steps)
     rest = optax.constant_schedule(peak)
     if decay_steps:
         decay = optax.linear_schedule(peak, end_ratio * peak, decay_steps)
@@ -111,7 +113,7 @@ def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
     References:
         Vaswani et al., Attention Is All You Need, arXiv:1706.03762.
     """
-    _check(warmup_steps)
+    _check(peak, warmup_steps)
     scale = max(warmup_steps, 1)
 
     def decay(step: jax.typing.ArrayLike) -> jax.Array:
@@ -129,7 +131,11 @@ def _after_warmup(peak: float, warmup_steps: int, rest: optax.Schedule) -> optax
     )
 
 
-def _check(warmup_steps: int, total_steps: int | None = None, decay_steps: int = 1) -> None:
+def _check(
+    peak: float, warmup_steps: int, total_steps: int | None = None, decay_steps: int = 1
+) -> None:
+    if not 0 <= peak < math.inf:  # NaN is no rate either
+        raise TrainError(f"peak must be a number of at least 0, got {peak}", code="AX701")
     # Zero is fine everywhere: what is derived from a short horizon rounds down to it.
     if warmup_steps < 0 or decay_steps < 0:
         raise TrainError(

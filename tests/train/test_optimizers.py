@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from axcore.errors import TrainError
 from axcore.train import optimizers
 from axcore.train.per_layer import per_layer, stack_layers, unroll_layers
 
@@ -283,3 +284,19 @@ def test_muon_flattens_heads_and_keeps_experts_apart():
         assert 0.5 < singular.min() and singular.max() < 1.5
     # Adam's first step is the gradient's sign: the head is no matrix of Muon's.
     np.testing.assert_allclose(updates["head"], np.sign(grads["head"]), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: optimizers.sgd(float("nan")), "learning_rate"),
+        (lambda: optimizers.muon(-1e-3), "learning_rate"),
+        (lambda: optimizers.adamw(LR, weight_decay=float("inf")), "weight_decay"),
+        (lambda: optimizers.adamw(LR, b1=2.0), "b1"),
+        (lambda: optimizers.lion(LR, b2=1.0), "b2"),
+        (lambda: optimizers.adamw(LR, eps=-1e-8), "eps"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused(make, name):
+    with pytest.raises(TrainError, match=f"{name} must be a number"):
+        make()

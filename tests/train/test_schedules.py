@@ -85,3 +85,10 @@ def test_boundaries_that_a_short_horizon_rounds_to_zero_are_fine():
 def test_boundaries_that_cannot_be_are_refused(make):
     with pytest.raises(TrainError, match="AX701"):
         make()
+
+
+@pytest.mark.parametrize("peak", [float("nan"), float("inf"), -1e-3])
+@pytest.mark.parametrize("name", ["constant", "inverse_sqrt"])
+def test_a_peak_that_is_no_rate_is_refused(name, peak):
+    with pytest.raises(TrainError, match="peak must be"):
+        getattr(schedules, name)(peak, 10)

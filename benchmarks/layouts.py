@@ -292,6 +292,7 @@ def main() -> None:
                 "median_ratio": statistics.median(ratios),
                 "cpu_ratio": min(cpu) / min(base_cpu),
                 "min_seconds": min(wall),
+                "min_cpu_seconds": min(cpu),
                 "gflops": shape.matmul_flops() / min(wall) / 1e9,
                 "compile_seconds": programs[name].compile_seconds,
                 "last_loss": programs[name].losses[-1],
@@ -300,12 +301,12 @@ def main() -> None:
     if args.json:
         print(json.dumps({"shape": dataclasses.asdict(shape), "base": base_name, "rows": rows}))
         return
-    print(f"{'form':<24} {'min':>6} {'median':>6} {'cpu':>6} {'s/step':>7} {'GFLOP/s':>8} loss")
-    for r in rows:
-        print(
-            f"{r['form']:<24} {r['min_ratio']:6.2f} {r['median_ratio']:6.2f} {r['cpu_ratio']:6.2f}"
-            f" {r['min_seconds']:7.3f} {r['gflops']:8.1f} {r['last_loss']:.4f}"
-        )
+    columns = {"min_ratio": "min", "median_ratio": "median", "cpu_ratio": "cpu"}
+    columns |= {"min_seconds": "s/step", "min_cpu_seconds": "cpu s", "gflops": "GFLOP/s"}
+    print(f"{'form':<24}", *(f"{title:>7}" for title in columns.values()), "loss")
+    for row in rows:
+        values = (f"{row[column]:7.2f}" for column in columns)
+        print(f"{row['form']:<24}", *values, f"{row['last_loss']:.4f}")
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ class TextInput(BaseInput):
             raise DataError(
                 "no documents are held out, so there is nothing to evaluate on",
                 code="AX513",
-                hint="set heldout_fraction, for example to 0.1",
+                hint="set input.heldout_fraction, for example to 0.1, or leave out the evaler",
             )
         return HeldoutBatches(
             self._source,

@@ -57,6 +57,9 @@ class BaseEvaler(Configurable, abc.ABC):
         """Whether to evaluate after ``step`` finished steps."""
         return step == last_step or step % self.cfg.every_n_steps == 0
 
+    def check(self, data: BaseInput) -> None:
+        """Raises an AxcoreError if there is nothing to evaluate on; called before training."""
+
     @abc.abstractmethod
     def evaluate(self, program: EvalProgram, data: BaseInput) -> dict[str, float]:
         """Returns the metrics as plain numbers."""
@@ -72,7 +75,17 @@ class Evaler(BaseEvaler):
 
     def __init__(self, cfg: Config):
         super().__init__(cfg)
+        if cfg.max_documents is not None and cfg.max_documents < 1:
+            raise TrainError(
+                f"max_documents is {cfg.max_documents}, expected at least 1 or None for all",
+                code="AX730",
+                where="evalers",
+            )
         self._batches: HeldoutBatches | None = None
+
+    def check(self, data: BaseInput) -> None:
+        """See :meth:`BaseEvaler.check`."""
+        data.heldout(max_documents=self.cfg.max_documents)
 
     def evaluate(self, program: EvalProgram, data: BaseInput) -> dict[str, float]:
         """Returns ``loss`` (nats per token), ``perplexity``, ``bits_per_byte``, ``accuracy``.

@@ -99,24 +99,29 @@ def train(
     devices = select_devices(instance)
     program = Program(trainer, instance, devices)
     ready = _Run(cfg, run, trainer, program, data, start, dict(notes or {}))
+    for evaler in ready.evalers.values():
+        evaler.check(data)
     _check_processes(text)
-    changes: tuple[Change, ...] = ()
-    if jax.process_index() == 0:
-        changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
-        data.tokenizer.save(run.tokenizer)
-    for change in changes:
-        _log.warning("resuming with a changed config: %s", change)
-    _log.info(
-        "%s parameters, %s tokens (%d steps of %d x %d) on %s, mesh %s",
-        f"{program.num_parameters:,}",
-        f"{cfg.max_step * cfg.batch_size * cfg.seq_len:,}",
-        cfg.max_step,
-        cfg.batch_size,
-        cfg.seq_len,
-        instance.name,
-        ", ".join(f"{axis}={n}" for axis, n in program.mesh.shape.items() if n > 1) or "of one",
-    )
-    return ready.finish()
+    sizes = trainer.cfg  # of which none is derived any more
+    is_primary = jax.process_index() == 0
+    with run.alone() if is_primary else contextlib.nullcontext():
+        changes: tuple[Change, ...] = ()
+        if is_primary:
+            changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
+            data.tokenizer.save(run.tokenizer)
+        for change in changes:
+            _log.warning("resuming with a changed config: %s", change)
+        _log.info(
+            "%s parameters, %s tokens (%d steps of %d x %d) on %s, mesh %s",
+            f"{program.num_parameters:,}",
+            f"{sizes.max_step * sizes.batch_size * sizes.seq_len:,}",
+            sizes.max_step,
+            sizes.batch_size,
+            sizes.seq_len,
+            instance.name,
+            ", ".join(f"{axis}={n}" for axis, n in program.mesh.shape.items() if n > 1) or "of one",
+        )
+        return ready.finish()
 
 
 def _check_processes(config_text: str) -> None:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from axcore import experiments
-from axcore.config import Modifier
+from axcore.config import Modifier, scaled
 from axcore.errors import AxcoreError
 from axcore.train import assemble, train
+from axcore.train.rundir import RunDir
 
 
 def micro(**fields):
@@ -57,7 +58,12 @@ def test_the_text_of_a_modified_experiment_is_not_modified_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", ["checkpointer.save_every_n_steps", "evalers.heldout.every_n_steps"]
+    "path",
+    [
+        "checkpointer.save_every_n_steps",
+        "evalers.heldout.every_n_steps",
+        "evalers.heldout.max_documents",
+    ],
 )
 def test_settings_that_cannot_be_are_refused_before_the_directory_is_made(tmp_path, path):
     cfg = micro()
@@ -80,3 +86,23 @@ def test_rows_that_do_not_divide_name_the_nearest_batch_sizes(tmp_path):
     with pytest.raises(AxcoreError, match=r"3 rows do not divide over 2 devices") as caught:
         train(made.cfg, out=tmp_path / "run", instance=made.instance)
     assert "2 or 4" in caught.value.hint
+
+
+def test_an_evaler_with_nothing_to_read_is_refused(tmp_path):
+    cfg = micro()
+    cfg.input.heldout_fraction = 0.0
+    with pytest.raises(AxcoreError, match="AX513"):
+        run(cfg, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_in_which_another_run_is_under_way_is_refused_and_left_alone(tmp_path):
+    with RunDir(tmp_path / "run").alone():
+        with pytest.raises(AxcoreError, match="AX746"):
+            run(micro(), tmp_path / "run")
+        assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+    assert run(micro(), tmp_path / "run").report["step"] == 2
+
+
+def test_a_derived_horizon_is_followed(tmp_path):
+    assert run(micro(max_step=scaled(1, of="batch_size")), tmp_path / "run").report["step"] == 2

@@ -10,13 +10,13 @@ adds up over chunks in float32 whatever the compute dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from axcore.ops._linear_cross_entropy._contract import LinearCrossEntropy
@@ -76,7 +76,7 @@ def linear_cross_entropy_xla(
 
     shape = targets.shape
     if targets.ndim == 2 and over["batch"] * over["seq"] > 1:
-        num_chunks = next(n for n in range(num_chunks, shape[1] + 1) if shape[1] % n == 0)
+        num_chunks = _fitting(num_chunks, shape[1], over["seq"])
 
         def cut(x: jax.Array) -> jax.Array:  # (b, t, ...) -> (n, b, t / n, ...), strided
             x = x.reshape(shape[0], shape[1] // num_chunks, num_chunks, *x.shape[2:])
@@ -105,6 +105,12 @@ def linear_cross_entropy_xla(
 
     _, out = scan(body, None, (cut(hidden), cut(targets), cut(seen)))
     return jax.tree.map(join, out)
+
+
+def _fitting(num_chunks: int, length: int, shards: int) -> int:
+    """The least number of chunks, at least ``num_chunks``, that cuts each shard of length evenly."""
+    local = length // shards if length % shards == 0 else length
+    return next((n for n in range(num_chunks, local) if local % n == 0), local)
 
 
 def _shards(logical_axis: str) -> int:

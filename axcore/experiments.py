@@ -136,7 +136,7 @@ def tiny_lm() -> Trainer.Config:
                 learning_rate=config_for(
                     schedules.linear_warmup_cosine,
                     peak=5e-3,
-                    warmup_steps=scaled(0.05, of="max_step"),
+                    warmup_steps=scaled(0.05, of="max_step", minimum=0),
                     total_steps=scaled(1, of="max_step"),
                     end_ratio=0.05,
                 ),

@@ -163,8 +163,23 @@ class ByteTokenizer(BaseTokenizer):
         return 258
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the bytes of ``text``, shape (bytes,), int32."""
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32)
+        """Returns the bytes of ``text``, shape (bytes,), int32.
+
+        Bytes that are not UTF-8, as Python reads them from a command line, are those bytes.
+
+        Raises:
+            DataError: The text holds half a surrogate pair.
+        """
+        try:
+            data = text.encode("utf-8", errors="surrogateescape")
+        except UnicodeEncodeError as e:
+            raise DataError(
+                f"character {e.start} is half a surrogate pair, which has no UTF-8 bytes",
+                code="AX532",
+                where=repr(text[max(0, e.start - 10) : e.end + 10]),
+                hint="leave it out, or write the whole character",
+            ) from e
+        return np.frombuffer(data, dtype=np.uint8).astype(np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text; bytes that are not UTF-8 (a cut-off character) become U+FFFD."""

@@ -118,18 +118,14 @@ class ShardingRules:
             :meth:`check`, when the packages that declare them have been imported.
     """
 
-    param_rules: Mapping[str, AxisRule] = dataclasses.field(
-        default_factory=FrozenMapping[AxisRule]
-    )
+    param_rules: Mapping[str, AxisRule] = dataclasses.field(default_factory=FrozenMapping[AxisRule])
     optimizer_rules: Mapping[str, AxisRule] = dataclasses.field(
         default_factory=FrozenMapping[AxisRule]
     )
     activation_rules: Mapping[str, AxisRule] = dataclasses.field(
         default_factory=FrozenMapping[AxisRule]
     )
-    cache_rules: Mapping[str, AxisRule] = dataclasses.field(
-        default_factory=FrozenMapping[AxisRule]
-    )
+    cache_rules: Mapping[str, AxisRule] = dataclasses.field(default_factory=FrozenMapping[AxisRule])
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -31,7 +31,10 @@ def plot_loss(metrics: Path, target: Path, *, title: str = "") -> str | None:
         from matplotlib.figure import Figure
     except ImportError as error:
         return f"plots need matplotlib ({error}): pip install 'axcore[plots]'"
-    rows = read_metrics(metrics)
+    try:
+        rows = read_metrics(metrics)
+    except OSError as error:
+        return f"{metrics} cannot be read: {error.strerror or error}"
     steps, losses = _series(rows, "loss")
     if not steps:
         return f"{metrics} holds no loss yet"
@@ -51,8 +54,11 @@ def plot_loss(metrics: Path, target: Path, *, title: str = "") -> str | None:
     axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, picture.getvalue())
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, picture.getvalue())
+    except OSError as error:  # the run itself is good: its report must not be lost to a picture
+        return f"{target} cannot be written: {error.strerror or error}"
     return None
 
 

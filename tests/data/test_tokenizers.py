@@ -23,6 +23,16 @@ def test_any_text_survives_a_round_trip(text):
     assert _tokenizer().decode(_tokenizer().encode(text)) == text
 
 
+def test_bytes_of_a_command_line_that_are_not_utf8_stay_those_bytes():
+    given_by_python = b"a\xff".decode("utf-8", errors="surrogateescape")
+    assert _tokenizer().encode(given_by_python).tolist() == [ord("a"), 0xFF]
+
+
+def test_half_a_surrogate_pair_is_an_error():
+    with pytest.raises(DataError, match="AX532"):
+        _tokenizer().encode("a\ud800")
+
+
 def test_ids_are_utf8_bytes_in_int32():
     ids = _tokenizer().encode("aé😀")
     assert ids.dtype == np.int32

@@ -106,3 +106,7 @@ def test_a_directory_in_which_another_run_is_under_way_is_refused_and_left_alone
 
 def test_a_derived_horizon_is_followed(tmp_path):
     assert run(micro(max_step=scaled(1, of="batch_size")), tmp_path / "run").report["step"] == 2
+
+
+def test_a_run_may_be_of_one_step(tmp_path):
+    assert run(micro(max_step=1), tmp_path / "run").report["step"] == 1

@@ -303,3 +303,14 @@ def test_without_matplotlib_the_reason_names_the_extra(tmp_path, monkeypatch):
 def test_without_a_loss_there_is_a_reason(tmp_path):
     pytest.importorskip("matplotlib")
     assert "no loss yet" in str(plot_loss(tmp_path / "metrics.jsonl", tmp_path / "loss.png"))
+
+
+def test_a_plot_that_cannot_be_made_is_a_reason_and_no_error(tmp_path):
+    pytest.importorskip("matplotlib")
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.mkdir()
+    assert "cannot be read" in str(plot_loss(metrics, tmp_path / "loss.png"))
+    metrics.rmdir()
+    metrics.write_text('{"step": 1, "loss": 2.0}\n')
+    (tmp_path / "plots").write_text("in the way")
+    assert "cannot be written" in str(plot_loss(metrics, tmp_path / "plots" / "loss.png"))

@@ -108,7 +108,7 @@ def linear_cross_entropy_xla(
 
 
 def _fitting(num_chunks: int, length: int, shards: int) -> int:
-    """The least number of chunks, at least ``num_chunks``, that cuts each shard of length evenly."""
+    """The least number of chunks, at least ``num_chunks``, that cuts each shard evenly."""
     local = length // shards if length % shards == 0 else length
     return next((n for n in range(num_chunks, local) if local % n == 0), local)
 
@@ -118,9 +118,7 @@ def _shards(logical_axis: str) -> int:
     target = ambient_target()
     if target is None or target.mesh is None:
         return 1
-    return int(
-        np.prod([target.mesh.shape[a] for a in sharded_axes(target, logical_axis)], dtype=int)
-    )
+    return math.prod(target.mesh.shape[a] for a in sharded_axes(target, logical_axis))
 
 
 def _chunk(

@@ -30,6 +30,20 @@ class Layer(Module):
         reduce_dtype: str | None = None
 
     inherited_fields = ("param_dtype", "compute_dtype", "reduce_dtype")
+    _DTYPES = inherited_fields
+
+    def __init__(self, cfg: Config, *, parent: Module | None = None):
+        super().__init__(cfg, parent=parent)
+        for name in self._DTYPES:
+            value = getattr(cfg, name, None)
+            if value is not None and not _is_dtype(value, floating=name != "param_dtype"):
+                kind = "of a dtype" if name == "param_dtype" else "of a floating-point dtype"
+                raise ModuleError(
+                    f"{name} is {value!r}, expected the name {kind}",
+                    code="AX345",
+                    where=self.config_path or self.path,
+                    hint="for example float32 or bfloat16",
+                )
 
     @property
     def param_dtype(self) -> str:
@@ -86,3 +100,11 @@ class Layer(Module):
 
     def _constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
         return self._context.constrain(x, axes)
+
+
+def _is_dtype(name: str, *, floating: bool) -> bool:
+    try:
+        dtype = jnp.dtype(name)
+    except TypeError:
+        return False
+    return not floating or bool(jnp.issubdtype(dtype, jnp.floating))

@@ -131,6 +131,18 @@ class Trainer(Module):
                 raise TrainError(
                     f"{name} is {getattr(cfg, name)}, expected at least 1", code="AX701", where=name
                 )
+        # Steps are counted in int32, and a key takes a seed of 64 bits.
+        for name, least, most in (
+            ("max_step", 1, 2**31 - 1),
+            ("seed", -(2**63), 2**63 - 1),
+            ("max_skipped_in_a_row", 0, 2**31 - 1),
+        ):
+            if not least <= getattr(cfg, name) <= most:
+                raise TrainError(
+                    f"{name} is {getattr(cfg, name)}, expected {least} to {most}",
+                    code="AX701",
+                    where=name,
+                )
         if cfg.batch_size % cfg.accumulation_steps:
             raise TrainError(
                 f"batch_size {cfg.batch_size} is no multiple of accumulation_steps "

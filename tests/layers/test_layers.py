@@ -220,6 +220,12 @@ def test_switching_the_stack_is_one_field_and_keeps_layer_edits():
     assert module.decoder.layer.children["1"].attention.cfg.num_heads == 4
 
 
+@pytest.mark.parametrize("name", ["float99", "int32", ""])
+def test_a_precision_that_is_no_floating_dtype_is_refused(name):
+    with pytest.raises(ModuleError, match="AX345"):
+        Linear.Config(input_dim=2, output_dim=2, compute_dtype=name).instantiate(name="m")
+
+
 def test_a_sequence_longer_than_the_positions_is_refused():
     model = CausalLM.Config(
         vocab_size=16,

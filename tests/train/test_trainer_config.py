@@ -258,3 +258,12 @@ def test_a_model_slot_takes_modules_only():
     with pytest.raises(ConfigError, match="model"):
         Trainer.Config(model=TextInput.Config())
     assert Trainer.Config(model=Linear.Config()).model == Linear.Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_step", 10**30), ("seed", 10**20), ("max_skipped_in_a_row", -1)]
+)
+def test_numbers_out_of_range_are_refused(name, value):
+    with pytest.raises(TrainError, match="AX701") as caught:
+        micro().set(**{name: value}).instantiate(name="trainer")
+    assert caught.value.where == name

@@ -93,6 +93,7 @@ def train(
     data = trainer.cfg.input.instantiate()
     data.prepare()
     _check_sizes(trainer, data)
+    _check_prompt(trainer, data)
     # Whoever started several processes has prepared each of them, before it did.
     if not jax.distributed.is_initialized():
         prepare_host(instance)
@@ -136,6 +137,18 @@ def _check_processes(config_text: str) -> None:
                 code="AX704",
                 hint="start all processes with the same command in the same environment",
             )
+
+
+def _check_prompt(trainer: Trainer, data: BaseInput) -> None:
+    """The prompt is used after the last step, and must not cost the report of a whole run."""
+    prompt = trainer.cfg.sample_prompt
+    if prompt is not None and len(data.tokenizer.encode(prompt)) == 0:
+        raise TrainError(
+            f"the prompt {prompt!r} has no tokens",
+            code="AX706",
+            where="sample_prompt",
+            hint="None trains without a sample",
+        )
 
 
 def _check_sizes(trainer: Trainer, data: BaseInput) -> None:

@@ -110,3 +110,10 @@ def test_a_derived_horizon_is_followed(tmp_path):
 
 def test_a_run_may_be_of_one_step(tmp_path):
     assert run(micro(max_step=1), tmp_path / "run").report["step"] == 1
+
+
+@pytest.mark.parametrize("prompt", ["", "\ud800"])
+def test_a_prompt_that_cannot_be_continued_is_refused(tmp_path, prompt):
+    with pytest.raises(AxcoreError, match="AX706|AX532"):
+        run(micro(sample_prompt=prompt), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -52,6 +52,8 @@ class Sampling:
                 "expected temperature >= 0, top_k >= 0, 0 < top_p <= 1",
                 code="AX820",
             )
+        if not -(2**63) <= self.seed < 2**63:
+            raise CliError(f"seed is {self.seed}, expected a number of 64 bits", code="AX820")
 
     def choose(self, logits: jax.Array, key: jax.Array) -> jax.Array:
         """Returns int32 (batch,) tokens for float32 (batch, vocab_size) logits."""

@@ -124,3 +124,8 @@ def test_temperature_gives_the_softmax_frequencies():
 def test_impossible_sampling_is_refused(bad):
     with pytest.raises(CliError, match="temperature >= 0"):
         Sampling(**bad)
+
+
+def test_a_seed_of_more_than_64_bits_is_refused():
+    with pytest.raises(CliError, match="AX820"):
+        Sampling(seed=10**20)

@@ -114,6 +114,6 @@ def test_a_run_may_be_of_one_step(tmp_path):
 
 @pytest.mark.parametrize("prompt", ["", "\ud800"])
 def test_a_prompt_that_cannot_be_continued_is_refused(tmp_path, prompt):
-    with pytest.raises(AxcoreError, match="AX706|AX532"):
+    with pytest.raises(AxcoreError, match=r"AX706|AX532"):
         run(micro(sample_prompt=prompt), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -274,7 +274,7 @@ def test_muon_flattens_heads_and_keeps_experts_apart():
         "head": Spec((8, 9), ("embed", "vocab"), (0,), (1,)),
     }
     params = {k: normal(n, *s.shape) for n, (k, s) in enumerate(specs.items())}
-    transformation = optimizers.muon(-1.0, nesterov=False, specs=specs)
+    transformation = optimizers.muon(1.0, nesterov=False, specs=specs)
     grads = {k: normal(n + 7, *s.shape) for n, (k, s) in enumerate(specs.items())}
     updates, _ = transformation.update(grads, transformation.init(params), params)
     q = orthogonality(updates["q"].reshape(8, 8))
@@ -283,7 +283,7 @@ def test_muon_flattens_heads_and_keeps_experts_apart():
         singular = orthogonality(expert)
         assert 0.5 < singular.min() and singular.max() < 1.5
     # Adam's first step is the gradient's sign: the head is no matrix of Muon's.
-    np.testing.assert_allclose(updates["head"], np.sign(grads["head"]), rtol=1e-3)
+    np.testing.assert_allclose(updates["head"], -np.sign(grads["head"]), rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,21 @@ class Module(Configurable):
         if parent is not None:
             join = "/" if _LAYER_NAME.match(module.name) else "."
             module.path = f"{parent.path}{join}{module.name}"
+        missing = [n for n in dir(cls) if getattr(getattr(cls, n), "__isabstractmethod__", False)]
+        if missing:
+            raise ModuleError(
+                f"{cls.__qualname__} does not define {', '.join(missing)}, which its role asks for",
+                code="AX331",
+                where=module.config_path or module.path,
+            )
         module.__init__(cfg, parent=parent)
+        if not hasattr(module, "_specs"):
+            raise ModuleError(
+                f"{cls.__qualname__}.__init__ does not call super().__init__",
+                code="AX332",
+                where=module.config_path or module.path,
+                hint="start it with super().__init__(cfg, parent=parent)",
+            )
         return module
 
     name: str

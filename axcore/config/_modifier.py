@@ -60,4 +60,7 @@ def apply_modifier(
     if not isinstance(result, Config):
         message = f"the modifier {label} returned {describe(result)}, expected a config"
         raise error("AX113", message, hint="end its __call__ with `return cfg`")
-    return result  # pyright: ignore[reportReturnType]
+    if not isinstance(result, type(cfg)):
+        message = f"the modifier {label} returned {describe(result)}, expected {describe(cfg)}"
+        raise error("AX113", message, hint="edit the config it is given and return that")
+    return result

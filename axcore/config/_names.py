@@ -15,8 +15,21 @@ from typing import Any
 from axcore.config._tree import error, short_name
 from axcore.errors import did_you_mean
 
-#: Packages that text may name without being told to trust them.
-TRUSTED = ("axcore", "jax", "jaxlib", "optax", "numpy", "math", "operator", "_operator")
+#: What text may name without being told to trust it: what computes, and touches nothing else.
+TRUSTED = (
+    *("axcore", "optax", "math", "operator"),
+    *("jax.nn", "jax.numpy", "jax.lax", "jax.random", "jax.checkpoint_policies"),
+    *(f"numpy.{name}{bits}" for name in ("int", "uint", "float") for bits in (8, 16, 32, 64)),
+)
+#: Where the objects at these paths may live, beside the packages trusted.
+HOMES = {"jax": ("jax", "jaxlib"), "numpy": ("numpy",), "operator": ("_operator",)}
+#: What runs programs or reads and writes files is never named by text, trusted or not.
+DENIED = (
+    *(f"axcore.{unit}" for unit in ("cli", "experiments", "inference", "plugins", "testing")),
+    *("axcore.train.run", "axcore.train.train", "axcore.train.assemble"),
+    *(f"jax.numpy.{name}" for name in ("load", "save", "savez", "fromfile", "frompyfunc")),
+    "operator.methodcaller",
+)
 #: Builtins that text may name: they compute, and touch nothing.
 SAFE_BUILTINS = frozenset(
     "abs bool complex dict divmod enumerate filter float frozenset int len list map max min pow "
@@ -132,7 +145,7 @@ def resolve(path: str, trusted: Iterable[str] | None) -> Any:
 
     Args:
         path: Dotted path, such as ``"optax.adamw"``.
-        trusted: Packages that may be imported besides :data:`TRUSTED`; None trusts all.
+        trusted: Packages that may be named besides :data:`TRUSTED`; None trusts all.
 
     Raises:
         ConfigError: The path is private, not trusted, or names nothing.
@@ -142,6 +155,8 @@ def resolve(path: str, trusted: Iterable[str] | None) -> Any:
         raise error("AX107", f"{path!r} is not a public dotted path")
     known = None if trusted is None else (*TRUSTED, *(t.replace("-", "_") for t in trusted))
     _check_trusted(path, path, known)
+    if known is not None:
+        known += HOMES.get(segments[0], ())
     found: Any = None
     used = 0
     while used < len(segments) - 1:
@@ -176,6 +191,8 @@ def _check_trusted(path: str, home: str | None, trusted: tuple[str, ...] | None)
     """Raises unless ``home``, where ``path`` leads, is of a trusted package (numpy.os is not)."""
     if trusted is None or home is None:
         return
+    if any(f"{home}.".startswith(f"{name}.") for name in DENIED):
+        raise error("AX111", f"{path!r} does more than a config may name: it runs or reads things")
     root, _, rest = home.partition(".")
     if root == "builtins" and rest.split(".")[0] in SAFE_BUILTINS:
         return

@@ -146,6 +146,10 @@ def parse_value(text: str, trusted: tuple[str, ...] | None = ()) -> Any:
 # A whole config ---------------------------------------------------------------------------------
 
 
+# Levels of a path; far beyond any model, and what keeps reading linear in the text's size.
+_DEEPEST = 100
+
+
 class _Reader:
     """Lines by path, each used once."""
 
@@ -173,6 +177,8 @@ class _Reader:
         path, colon, value = line.partition(": ")
         if not colon or not path or path != path.strip():
             raise _bad(f"expected `path: value`, got {line[:60]!r}", number)
+        if path.count(".") > _DEEPEST:
+            raise _bad(f"a path of {path.count('.')} levels, expected {_DEEPEST} at most", number)
         return path, value
 
     def number(self, path: str) -> int:

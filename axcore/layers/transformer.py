@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import jax
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from axcore.errors import ModuleError
 from axcore.layers.attention import Attention
 from axcore.layers.dropout import Dropout
 from axcore.layers.feed_forward import FeedForward
@@ -15,6 +19,7 @@ from axcore.layers.roles import (
     BaseTransformerLayer,
     SequenceInfo,
 )
+from axcore.module import Module
 from axcore.remat import site
 
 __all__ = ["TransformerLayer"]
@@ -54,6 +59,21 @@ class TransformerLayer(BaseTransformerLayer):
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
         x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
-        h = x + self.dropout(self.attention(self.attention_norm(x), info))
-        out = site(self.feed_forward(self.feed_forward_norm(h), info), "ffn_out")
+        out = _like(x, self.attention(self.attention_norm(x), info), self.attention)
+        h = x + self.dropout(out)
+        out = _like(x, self.feed_forward(self.feed_forward_norm(h), info), self.feed_forward)
+        out = site(out, "ffn_out")
         return self._constrain(h + self.dropout(out), "batch", "seq", "embed")
+
+
+def _like(x: jax.Array, out: Any, branch: Module) -> jax.Array:
+    """Returns what a branch made; raises ModuleError unless it can be added to ``x``."""
+    if getattr(out, "shape", None) != x.shape or not jnp.issubdtype(out.dtype, jnp.floating):
+        made = f"{out.dtype}{list(out.shape)}" if hasattr(out, "dtype") else type(out).__name__
+        raise ModuleError(
+            f"{type(branch).__name__} returned {made}, expected {x.dtype}{list(x.shape)}",
+            code="AX349",
+            where=branch.path,
+            hint=f"its forward must return an array like its input; see {branch.config_path}",
+        )
+    return out

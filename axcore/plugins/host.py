@@ -234,17 +234,21 @@ class PluginHost:
     def trusted_packages(self) -> frozenset[str]:
         """Returns the top-level packages that config texts may name without ``--trust``.
 
-        These are core, the active plugins, and what each of them declares as a dependency.
+        These are core, the active plugins, and what each of them declares as a dependency. Of
+        core's own dependencies a text may name only what ``axcore.config`` lists: numpy and others
+        can load and run code.
         """
         active = {(r.distribution, r.name) for r in self.active_records()}
-        packages, requires = {CORE}, list[str]()
+        packages, requires, core = {CORE}, list[str](), list[str]()
         with suppress(importlib_metadata.PackageNotFoundError):  # core may not be installed
-            requires += importlib_metadata.requires(CORE) or []
+            core = importlib_metadata.requires(CORE) or []
+        limited = {canonicalize_name(r.name) for r in requirements(core) if not r.marker}
+        limited.add("jaxlib")
         for candidate in self._candidates:
             if (candidate.distribution, candidate.name) in active:
                 packages |= candidate.packages
                 requires += candidate.requires
-        for name in {canonicalize_name(r.name) for r in requirements(requires)}:
+        for name in {canonicalize_name(r.name) for r in requirements(requires)} - limited:
             with suppress(importlib_metadata.PackageNotFoundError):  # optional, or not for here
                 packages |= top_level(importlib_metadata.distribution(name))
         return frozenset(packages)

@@ -239,6 +239,8 @@ class Learner(Module):
         state: LearnerState,
         params: Mapping[str, Any],
         specs: Mapping[str, Any],
+        *,
+        loss: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[Tree, LearnerState, dict[str, jax.Array]]:
         """Applies one update.
@@ -248,6 +250,8 @@ class Learner(Module):
             state: The state.
             params: The whole parameter tree.
             specs: ``model.parameter_specs()``.
+            loss: The total loss; a step whose loss is not finite is skipped like one whose
+                gradients are not.
             **extra: Handed to the optax transformation (such as ``value`` for line searches).
 
         Returns:
@@ -271,6 +275,8 @@ class Learner(Module):
             ema = jax.tree.map(lambda e, p: keep * e + (1 - keep) * p.astype(jnp.float32), ema, new)
         one = jnp.ones((), jnp.int32)
         finite = jnp.isfinite(norm) if cfg.skip_non_finite else jnp.array(True)
+        if cfg.skip_non_finite and loss is not None:
+            finite &= jnp.isfinite(loss)
         if cfg.skip_non_finite:
             # A select and not a branch: it fuses into the update and keeps buffers in place.
             new, optimizer, ema = jax.tree.map(

@@ -316,11 +316,11 @@ class _Run:
         never_learned = step == self.cfg.max_step and skipped == step
         if skipped > self.cfg.max_skipped_in_a_row or never_learned:
             raise TrainError(
-                f"{skipped} steps in a row had gradients that are not finite",
+                f"{skipped} steps in a row had a loss or gradients that are not finite",
                 code="AX717",
                 where=f"step {step}",
-                hint="lower the learning rate or set learner.clip_global_norm; the parameters are "
-                "those before the first of these steps",
+                hint="look at the losses of these steps, lower the learning rate or set "
+                "learner.clip_global_norm; the parameters are those before the first of them",
                 exit_code=4,
             )
         seconds = self.timing.step_seconds(step)

@@ -196,7 +196,10 @@ class Trainer(Module):
             accumulation_steps=self.cfg.accumulation_steps,
             key=key,
         )
-        params, learner, metrics = self.learner.update(grads, state.learner, state.model, specs)
+        loss = total_loss(collection)
+        params, learner, metrics = self.learner.update(
+            grads, state.learner, state.model, specs, loss=loss
+        )
         if collection.state_updates:
             updated = apply_state_updates(params, collection)
             applied = learner.skipped == state.learner.skipped
@@ -206,7 +209,7 @@ class Trainer(Module):
                 params,
             )
         logged = {
-            "loss": total_loss(collection),
+            "loss": loss,
             "skipped_in_a_row": learner.skipped_in_a_row,
             **metrics,
             "losses": {p: e.result() for p, e in collection.losses.items()},

@@ -38,7 +38,7 @@ RANK = {unit: rank for rank, row in enumerate(ORDER) for unit in row}
 CONTRACT_UNITS = {"config", "plugins", "module", "context"}
 # 3,000 was the plan. Cut twice, what is left is the text grammar with line errors, public names,
 # replacement reports, provenance and typed declarations of 18 hooks; less would drop a promise.
-CONTRACT_CODE_LINES = 3400
+CONTRACT_CODE_LINES = 3500
 PLUGIN_ARROWS = {("axlearn_models", "axlearn_rope"), ("axlearn_models", "axlearn_moe")}
 
 

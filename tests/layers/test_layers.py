@@ -240,3 +240,16 @@ def test_a_sequence_longer_than_the_positions_is_refused():
         functional(
             model, state=model.initialize(jax.random.key(0)), inputs=(ids, ids), is_training=False
         )
+
+
+@pytest.mark.parametrize("result", [None, jnp.ones((2, 3)), jnp.ones((2, 4, 16), jnp.int32)])
+def test_a_branch_that_cannot_be_added_is_named(result):
+    class Odd(FeedForward):
+        def forward(self, x, info):
+            return result
+
+    layer = TransformerLayer.Config(
+        input_dim=16, attention=Attention.Config(num_heads=2), feed_forward=Odd.Config()
+    ).instantiate(name="m")
+    with pytest.raises(ModuleError, match=r"m\.feed_forward: Odd returned .* expected float32"):
+        call(layer, jnp.ones((2, 4, 16)), info(2, 4))

@@ -10,7 +10,7 @@ import pytest
 from axcore import Module, current_context, functional
 from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
-from axcore.layers import Constant, FeedForward, Layer, Linear, Normal
+from axcore.layers import BaseFeedForward, Constant, FeedForward, Layer, Linear, Normal
 
 
 class Pair(Layer):
@@ -282,3 +282,20 @@ def test_shared_weights_are_found_by_walking_the_context_stack():
     state = module.initialize(jax.random.key(0))
     y, _ = functional(module, state=state, inputs=(jnp.eye(3),), is_training=False)
     np.testing.assert_allclose(y, state["table"]["weight"])
+
+
+def test_a_role_without_its_method_is_refused():
+    class Nothing(BaseFeedForward):
+        pass
+
+    with pytest.raises(ModuleError, match="Nothing does not define forward"):
+        Nothing.Config(input_dim=3).instantiate(name="m")
+
+
+def test_a_forgotten_super_init_is_named():
+    class Forgetful(Layer):
+        def __init__(self, cfg, *, parent=None):
+            del cfg, parent
+
+    with pytest.raises(ModuleError, match=r"does not call super\(\).__init__"):
+        Forgetful.Config().instantiate(name="m")

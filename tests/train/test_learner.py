@@ -494,3 +494,15 @@ def test_step_can_donate_its_state():
     for _ in range(2):
         params, state, _ = donating(params, state)
     assert state.updates == 2
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_skips_the_step_too(value):
+    learner = make_learner()
+    params = make_params()
+    state = learner.init(params, SCANNED)
+    trainable, _ = learner.split(params, SCANNED)
+    loss = jnp.float32(value)
+    new, after, _ = learner.update(grads_of(trainable), state, params, SCANNED, loss=loss)
+    assert_trees(new, params)
+    assert after.skipped == 1

@@ -243,7 +243,7 @@ class PluginHost:
         with suppress(importlib_metadata.PackageNotFoundError):  # core may not be installed
             core = importlib_metadata.requires(CORE) or []
         limited = {canonicalize_name(r.name) for r in requirements(core) if not r.marker}
-        limited.add("jaxlib")
+        limited.add(canonicalize_name("jaxlib"))
         for candidate in self._candidates:
             if (candidate.distribution, candidate.name) in active:
                 packages |= candidate.packages

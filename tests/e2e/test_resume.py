@@ -15,6 +15,7 @@ import pytest
 from axcore.checkpoint import OrbaxCheckpointer
 from axcore.train import read_metrics
 
+pytestmark = pytest.mark.xdist_group("resume")  # one worker makes the reference run
 HERE = Path(__file__).parent
 MICRO = "experiments_for_tests:micro"
 LAST = 12

@@ -13,7 +13,8 @@ import pytest
 
 from axcore.train import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# One worker, so that the run that all tests read is made once.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("tiny-lm")]
 
 
 def axcore(*args):

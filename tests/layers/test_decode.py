@@ -1,5 +1,7 @@
 """Prefill and cached decode are methods of the modules that train, and agree with them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,11 +37,20 @@ def make(stack=None, **attention):
     ).instantiate(name="m")
 
 
+@functools.cache
+def compiled(module, method):
+    @jax.jit
+    def run(state, ids, positions):
+        logits, col = functional(
+            module, state=state, inputs=(ids, positions), is_training=False, method=method
+        )
+        return logits, apply_state_updates(state, col)
+
+    return run
+
+
 def step(module, state, ids, positions, method):
-    logits, col = functional(
-        module, state=state, inputs=(ids, positions), is_training=False, method=method
-    )
-    return logits, apply_state_updates(state, col)
+    return compiled(module, method)(state, ids, jnp.asarray(positions))
 
 
 @pytest.mark.parametrize("stack", [RepeatedTransformer.Config(), StackedTransformer.Config()])

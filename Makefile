@@ -23,7 +23,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 # Metadata of editable installs is built by the environment's own hatchling: no second download.
 PIP_EDITABLE := install $(PIP_FLAGS) --no-build-isolation
 # What `test-newest` runs: enough to show whether a newer Python and JAX still carry the core.
-NEWEST_TESTS := tests/config tests/plugins tests/module tests/e2e/test_exit.py
+NEWEST_TESTS := tests/config tests/plugins tests/module tests/train/test_accumulation.py tests/e2e/test_exit.py
 
 .PHONY: help train test test-newest lint format dist docs clean
 

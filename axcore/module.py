@@ -186,14 +186,14 @@ class Module(Configurable):
         if missing:
             raise ModuleError(
                 f"{cls.__qualname__} does not define {', '.join(missing)}, which its role asks for",
-                code="AX331",
+                code="AX335",
                 where=module.config_path or module.path,
             )
         module.__init__(cfg, parent=parent)
         if not hasattr(module, "_specs"):
             raise ModuleError(
                 f"{cls.__qualname__}.__init__ does not call super().__init__",
-                code="AX332",
+                code="AX336",
                 where=module.config_path or module.path,
                 hint="start it with super().__init__(cfg, parent=parent)",
             )

@@ -9,11 +9,13 @@ weights costs several times what it saves, and plain chunk files are written in 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import logging
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,31 @@ _DISCARDED = ".discarded"
 _NAME_BYTES = 200  # file names may have 255; orbax and the atomic rename append to them
 
 _log = logging.getLogger("axcore.checkpoint")
+
+_open: weakref.WeakSet[OrbaxCheckpointer] = weakref.WeakSet()
+
+
+def _finish_saves() -> None:
+    """Waits for the saves under way; a process that ends without ``close`` runs it."""
+    for checkpointer in list(_open):
+        try:
+            checkpointer.wait()
+        except CheckpointError as error:
+            _log.error("the last save failed: %s", error)
+
+
+@functools.cache
+def _finish_saves_at_exit() -> None:
+    """Has :func:`_finish_saves` run once the main thread ends, before executors are closed.
+
+    After that orbax's save thread fails, and the threads that wait for its signal keep the process
+    for ever. ``atexit`` runs too late; the hook that the executors themselves use does not, and has
+    no public name (Python 3.9 to 3.14 have it). The last one registered runs first.
+    """
+    import concurrent.futures.thread  # noqa: F401  (registers first)
+
+    register = getattr(threading, "_register_atexit", lambda function: None)
+    register(_finish_saves)
 
 
 class OrbaxCheckpointer(BaseCheckpointer):
@@ -74,6 +101,8 @@ class OrbaxCheckpointer(BaseCheckpointer):
     def open(self, directory: str | Path) -> None:
         """See :meth:`BaseCheckpointer.open`."""
         self._directory = Path(directory).absolute()
+        _open.add(self)
+        _finish_saves_at_exit()
 
     def save(self, step: int, arrays: Any, extra: Mapping[str, Any] | None = None) -> None:
         """See :meth:`BaseCheckpointer.save`. A step just saved or restored stays as it is."""
@@ -183,6 +212,7 @@ class OrbaxCheckpointer(BaseCheckpointer):
         try:
             self.wait()
         finally:
+            _open.discard(self)
             checkpointer, self._orbax = self._orbax, None
             if checkpointer is not None and self._filter is not None:
                 checkpointer.close()

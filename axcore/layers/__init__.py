@@ -4,7 +4,7 @@ Replaceable slots are annotated with a role (``BaseFeedForward``, ``BaseAttentio
 package's layer fits without an edit here.
 """
 
-from axcore.layers.attention import QKV, Attention
+from axcore.layers.attention import Attention
 from axcore.layers.base import Layer
 from axcore.layers.causal_lm import CausalLM
 from axcore.layers.decoder import Decoder
@@ -15,8 +15,14 @@ from axcore.layers.initializers import Constant, Normal, Ones, VarianceScaling, 
 from axcore.layers.kv_cache import ContiguousKVCache, init_cache, merge_state
 from axcore.layers.linear import Linear
 from axcore.layers.norm import LayerNorm, RMSNorm
+from axcore.layers.qkv import QKV, FusedQKV
+from axcore.layers.query_key import QKNorm, QueryKeyChain
 from axcore.layers.roles import (
     BaseAttention,
+    BaseAttentionBias,
+    BaseDecoder,
+    BaseDropout,
+    BaseEmbedding,
     BaseFeedForward,
     BaseHead,
     BaseKVCache,
@@ -24,16 +30,25 @@ from axcore.layers.roles import (
     BasePosition,
     BaseQKV,
     BaseQueryKeyTransform,
+    BaseSharedValues,
     BaseTransformerLayer,
     SequenceInfo,
 )
 from axcore.layers.stack import BaseStack, RepeatedTransformer, StackedTransformer
-from axcore.layers.transformer import TransformerLayer
+from axcore.layers.transformer import (
+    ParallelTransformerLayer,
+    PostNormTransformerLayer,
+    TransformerLayer,
+)
 
 __all__ = [
     "QKV",
     "Attention",
     "BaseAttention",
+    "BaseAttentionBias",
+    "BaseDecoder",
+    "BaseDropout",
+    "BaseEmbedding",
     "BaseFeedForward",
     "BaseHead",
     "BaseKVCache",
@@ -41,6 +56,7 @@ __all__ = [
     "BasePosition",
     "BaseQKV",
     "BaseQueryKeyTransform",
+    "BaseSharedValues",
     "BaseStack",
     "BaseTransformerLayer",
     "CausalLM",
@@ -50,6 +66,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "FeedForward",
+    "FusedQKV",
     "LMHead",
     "Layer",
     "LayerNorm",
@@ -57,6 +74,10 @@ __all__ = [
     "Linear",
     "Normal",
     "Ones",
+    "ParallelTransformerLayer",
+    "PostNormTransformerLayer",
+    "QKNorm",
+    "QueryKeyChain",
     "RMSNorm",
     "RepeatedTransformer",
     "SequenceInfo",

@@ -2,58 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from axcore import ops
 from axcore.errors import ModuleError
+from axcore.layers.initializers import Zeros
 from axcore.layers.kv_cache import ContiguousKVCache
 from axcore.layers.linear import Linear, replacement
+from axcore.layers.qkv import QKV
 from axcore.layers.roles import (
     BaseAttention,
+    BaseAttentionBias,
     BaseKVCache,
     BaseQKV,
     BaseQueryKeyTransform,
     SequenceInfo,
 )
+from axcore.module import Initializer, Module
 from axcore.ops import DotGeneral
 from axcore.ops.masks import Causal, Mask, SegmentIds
 from axcore.remat import site
 
-__all__ = ["QKV", "Attention"]
+__all__ = ["Attention", "head_dims"]
 
-
-class QKV(BaseQKV):
-    """Separate projections for queries, keys and values."""
-
-    class Config(BaseQKV.Config):
-        """``bias`` belongs to each projection's own config."""
-
-        query: Linear.Config = Linear.Config()
-        key: Linear.Config = Linear.Config()
-        value: Linear.Config = Linear.Config()
-
-    def __init__(self, cfg: Config, *, parent=None):
-        super().__init__(cfg, parent=parent)
-
-        def projection(name: str, num_heads: int, axis: str) -> Linear:
-            return self._add_child(
-                name,
-                getattr(cfg, name),
-                Linear,
-                input_dim=cfg.input_dim,
-                output_dim=(num_heads, cfg.head_dim),
-                axes=("embed", axis, "head_dim"),
-            )
-
-        self.query = projection("query", cfg.num_heads, "heads")
-        self.key = projection("key", cfg.num_kv_heads, "kv_heads")
-        self.value = projection("value", cfg.num_kv_heads, "kv_heads")
-
-    def forward(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(batch, seq, input_dim) -> q, k, v of (batch, seq, heads or kv_heads, head_dim)."""
-        return self.query(x), self.key(x), self.value(x)
+# Of a layer that sees everything; positions are far below.
+_WIDEST_WINDOW = 2**30
 
 
 class Attention(BaseAttention):
@@ -61,6 +37,9 @@ class Attention(BaseAttention):
 
     Vaswani et al., arXiv:1706.03762; grouped queries: Ainslie et al., arXiv:2305.13245.
     ``num_kv_heads=None`` is multi-head, 1 is multi-query.
+
+    The mask may need arrays: ``PrefixLM(None)`` reads ``info.prefix_lengths`` and ``TracedWindow``
+    the layer's ``layer_values["window"]``, the number of earlier positions seen (inf for all).
     """
 
     class Config(BaseAttention.Config):
@@ -75,6 +54,11 @@ class Attention(BaseAttention):
         query_key_transform: BaseQueryKeyTransform.Config | None = None
         kv_cache: BaseKVCache.Config = ContiguousKVCache.Config()
         mask: Mask = Causal()
+        # Added to the scaled and capped logits.
+        bias: BaseAttentionBias.Config | None = None
+        # A learned logit per head that joins the softmax's denominator only (arXiv:2309.17453).
+        sinks: bool = False
+        sinks_init: Initializer = Zeros()
         # None: 1 / sqrt(head_dim).
         logit_scale: float | None = None
         logit_cap: float | None = None
@@ -86,38 +70,25 @@ class Attention(BaseAttention):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        num_kv_heads = cfg.num_heads if cfg.num_kv_heads is None else cfg.num_kv_heads
-        if cfg.num_heads < 1 or num_kv_heads < 1 or cfg.num_heads % num_kv_heads:
-            raise ModuleError(
-                f"num_heads {cfg.num_heads} is not a positive multiple of num_kv_heads "
-                f"{num_kv_heads}",
-                code="AX342",
-                where=self.config_path,
-            )
-        if cfg.head_dim is None and cfg.input_dim % cfg.num_heads:
-            raise ModuleError(
-                f"input_dim {cfg.input_dim} is no multiple of num_heads {cfg.num_heads}",
-                code="AX342",
-                where=self.config_path,
-                hint="set head_dim, or a number of heads that divides input_dim",
-            )
-        head_dim = cfg.head_dim or cfg.input_dim // cfg.num_heads
-        self.qkv = self._add_child(
-            "qkv",
-            cfg.qkv,
-            BaseQKV,
-            input_dim=cfg.input_dim,
-            num_heads=cfg.num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+        self._check_positive("logit_cap")
+        num_kv_heads, head_dim = head_dims(self)
+        dims: dict[str, Any] = dict(
+            num_heads=cfg.num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
         )
+        self.qkv = self._add_child("qkv", cfg.qkv, BaseQKV, input_dim=cfg.input_dim, **dims)
         self.query_key_transform: BaseQueryKeyTransform | None = None
         if cfg.query_key_transform is not None:
             self.query_key_transform = self._add_child(
-                "query_key_transform",
-                cfg.query_key_transform,
-                BaseQueryKeyTransform,
-                head_dim=head_dim,
+                "query_key_transform", cfg.query_key_transform, BaseQueryKeyTransform, **dims
+            )
+        self.bias: BaseAttentionBias | None = None
+        if cfg.bias is not None:
+            self.bias = self._add_child(
+                "bias", cfg.bias, BaseAttentionBias, num_heads=cfg.num_heads
+            )
+        if cfg.sinks:
+            self._add_weight(
+                "sinks", (cfg.num_heads,), ("heads",), cfg.sinks_init, weight_decay=False
             )
         kv_axes = ("kv_heads", "head_dim")
         self.kv_cache = self._add_child(
@@ -152,15 +123,20 @@ class Attention(BaseAttention):
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, info: SequenceInfo) -> jax.Array:
         cfg = self.cfg
-        purpose: Literal["train", "prefill", "decode"] = info.purpose
-        shared = dict(
+        purpose = info.purpose
+        shared: dict[str, Any] = dict(
             logit_scale=cfg.logit_scale,
             logit_cap=cfg.logit_cap,
             implementation=cfg.kernel,
             purpose=purpose,
             qk_dot_general=replacement(self.logits_dot),
             pv_dot_general=replacement(self.values_dot),
+            **self._mask_arrays(info),
         )
+        if cfg.sinks:
+            shared["sinks"] = self._param("sinks", "float32")
+        if (bias := self.bias) is not None:
+            shared["bias"] = lambda q_positions, kv_positions: bias(q_positions, kv_positions, info)
         if purpose == "train":
             mask = cfg.mask
             if info.segment_ids is not None:
@@ -171,3 +147,56 @@ class Attention(BaseAttention):
             return ops.attention(q, k, v, mask=mask, **shared)
         view = self.kv_cache.extend({"key": k, "value": v}, info)
         return ops.attention(q, mask=cfg.mask, view=view, q_positions=info.positions, **shared)
+
+    def _mask_arrays(self, info: SequenceInfo) -> dict[str, jax.Array]:
+        """Returns the arrays that the mask reads, as arguments of ``ops.attention``."""
+        arrays: dict[str, jax.Array] = {}
+        if "window" in self.cfg.mask.needs:
+            if "window" not in info.layer_values:
+                raise ModuleError(
+                    f"the mask {self.cfg.mask} reads layer_values['window'], but the stack gives "
+                    f"{sorted(info.layer_values) or 'none'}",
+                    code="AX350",
+                    where=self.path,
+                    hint="set layer_values={'window': (...)} of the stack, a number for each layer",
+                )
+            window = jnp.minimum(info.layer_values["window"], _WIDEST_WINDOW)
+            arrays["window"] = window.astype(jnp.int32)
+        if "prefix_lengths" in self.cfg.mask.needs:
+            lengths = info.prefix_lengths
+            if lengths is None and info.purpose == "decode":
+                # All of the prefix is in the cache, and so before every query.
+                lengths = jnp.zeros(info.positions.shape[:1], jnp.int32)
+            if lengths is None:
+                raise ModuleError(
+                    f"the mask {self.cfg.mask} needs prefix_lengths, got none",
+                    code="AX350",
+                    where=self.path,
+                    hint="pass prefix_lengths (batch,) to the model, or PrefixLM(length) as mask",
+                )
+            arrays["prefix_lengths"] = lengths
+        return arrays
+
+
+def head_dims(module: Module) -> tuple[int, int]:
+    """Returns ``(num_kv_heads, head_dim)`` of an attention layer's config.
+
+    Raises:
+        ModuleError: The numbers of heads and dims do not fit each other.
+    """
+    cfg = module.cfg
+    num_kv_heads = cfg.num_heads if cfg.num_kv_heads is None else cfg.num_kv_heads
+    if cfg.num_heads < 1 or num_kv_heads < 1 or cfg.num_heads % num_kv_heads:
+        raise ModuleError(
+            f"num_heads {cfg.num_heads} is not a positive multiple of num_kv_heads {num_kv_heads}",
+            code="AX342",
+            where=module.config_path,
+        )
+    if cfg.head_dim is None and cfg.input_dim % cfg.num_heads:
+        raise ModuleError(
+            f"input_dim {cfg.input_dim} is no multiple of num_heads {cfg.num_heads}",
+            code="AX342",
+            where=module.config_path,
+            hint="set head_dim, or a number of heads that divides input_dim",
+        )
+    return num_kv_heads, cfg.head_dim or cfg.input_dim // cfg.num_heads

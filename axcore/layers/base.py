@@ -79,6 +79,22 @@ class Layer(Module):
         spec = ParameterSpec(shape, self.param_dtype, tuple(axes), initializer, **hints)
         self._add_parameter(name, spec)
 
+    def _check_positive(self, name: str, *, zero: bool = False) -> None:
+        """Raises ModuleError when a number in the config could only give NaN.
+
+        Args:
+            name: The field; None passes.
+            zero: Whether 0 is fine too.
+        """
+        value = getattr(self.cfg, name)
+        if value is None or value > 0 or (zero and value == 0):
+            return
+        raise ModuleError(
+            f"{name} is {value}, expected a number {'>= 0' if zero else '> 0'}",
+            code="AX337",
+            where=f"{self.config_path}.{name}" if self.config_path else name,
+        )
+
     @property
     def _context(self) -> InvocationContext:
         ctx = current_context()

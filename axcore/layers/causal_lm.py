@@ -12,7 +12,14 @@ from axcore.layers.base import Layer
 from axcore.layers.decoder import Decoder
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding, LearnedPositions
-from axcore.layers.roles import BaseHead, BasePosition, SequenceInfo
+from axcore.layers.roles import (
+    BaseDecoder,
+    BaseDropout,
+    BaseEmbedding,
+    BaseHead,
+    BasePosition,
+    SequenceInfo,
+)
 from axcore.ops import LinearCrossEntropy
 
 __all__ = ["CausalLM"]
@@ -32,10 +39,10 @@ class CausalLM(Layer):
         model_dim: Required[int] = REQUIRED
         # Longest sequence in tokens; the trainer's seq_len unless set.
         max_seq_len: Dim = scaled(1, of="seq_len")
-        embedding: Embedding.Config = Embedding.Config()
+        embedding: BaseEmbedding.Config = Embedding.Config()
         position: BasePosition.Config | None = LearnedPositions.Config()
-        dropout: Dropout.Config = Dropout.Config()
-        decoder: Decoder.Config = Decoder.Config()
+        dropout: BaseDropout.Config = Dropout.Config()
+        decoder: BaseDecoder.Config = Decoder.Config()
         lm_head: BaseHead.Config | None = None
         # Coefficient of mean(logsumexp^2) (PaLM, arXiv:2204.02311, section 5); 0 leaves it out.
         z_loss_weight: float = 0.0
@@ -44,7 +51,7 @@ class CausalLM(Layer):
         super().__init__(cfg, parent=parent)
         dim = cfg.model_dim
         self.embedding = self._add_child(
-            "embedding", cfg.embedding, Embedding, input_dim=dim, vocab_size=cfg.vocab_size
+            "embedding", cfg.embedding, BaseEmbedding, input_dim=dim, vocab_size=cfg.vocab_size
         )
         self.position: BasePosition | None = None
         if cfg.position is not None:
@@ -54,8 +61,8 @@ class CausalLM(Layer):
             self.position = self._add_child(
                 "position", cfg.position, BasePosition, input_dim=dim, **limit
             )
-        self.dropout = self._add_child("dropout", cfg.dropout, Dropout)
-        self.decoder = self._add_child("decoder", cfg.decoder, Decoder, input_dim=dim)
+        self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
+        self.decoder = self._add_child("decoder", cfg.decoder, BaseDecoder, input_dim=dim)
         self.lm_head: BaseHead | None = None
         if cfg.lm_head is not None:
             self.lm_head = self._add_child(

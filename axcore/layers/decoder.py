@@ -5,26 +5,24 @@ from __future__ import annotations
 import jax
 
 from axcore.config import REQUIRED, Required
-from axcore.layers.base import Layer
 from axcore.layers.norm import LayerNorm
-from axcore.layers.roles import BaseNorm, BaseTransformerLayer, SequenceInfo
+from axcore.layers.roles import BaseDecoder, BaseNorm, BaseTransformerLayer, SequenceInfo
 from axcore.layers.stack import BaseStack, RepeatedTransformer
 from axcore.layers.transformer import TransformerLayer
 
 __all__ = ["Decoder"]
 
 
-class Decoder(Layer):
+class Decoder(BaseDecoder):
     """``final_norm(stack(x))``.
 
     ``layer`` says what the layers are and ``stack`` how they run, so switching from a scan to an
     unrolled stack is one field and loses no edit of a layer.
     """
 
-    class Config(Layer.Config):
+    class Config(BaseDecoder.Config):
         """The model sets ``input_dim``."""
 
-        input_dim: Required[int] = REQUIRED
         num_layers: Required[int] = REQUIRED
         # One layer, or the layers of a period that repeats.
         layer: BaseTransformerLayer.Config | tuple[BaseTransformerLayer.Config, ...] = (

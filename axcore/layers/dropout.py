@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from axcore.errors import ModuleError
-from axcore.layers.base import Layer
+from axcore.layers.roles import BaseDropout
 
 __all__ = ["Dropout"]
 
 
-class Dropout(Layer):
+class Dropout(BaseDropout):
     """Zeroes each element with probability ``rate`` in training and scales the rest by 1/(1-rate).
 
     Srivastava et al., JMLR 15 (2014). Rate 0 draws no key.
     """
 
-    class Config(Layer.Config):
+    class Config(BaseDropout.Config):
         """``rate`` is a probability in [0, 1)."""
 
         rate: float = 0.0

@@ -12,20 +12,20 @@ from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
 from axcore.layers.initializers import Normal, VarianceScaling
 from axcore.layers.linear import replacement
-from axcore.layers.roles import BaseHead, BasePosition, SequenceInfo
+from axcore.layers.roles import BaseEmbedding, BaseHead, BasePosition, SequenceInfo
 from axcore.module import Initializer
 from axcore.ops import DotGeneral, LinearCrossEntropy
 
 __all__ = ["Embedding", "LMHead", "LearnedPositions"]
 
 
-class Embedding(BaseHead):
+class Embedding(BaseEmbedding):
     """Token embedding that is also the tied output head: look-up and head are one module.
 
     The weight is (vocab_size, input_dim); ``logits(h) = h W^T`` (Press & Wolf, arXiv:1608.05859).
     """
 
-    class Config(BaseHead.Config):
+    class Config(BaseEmbedding.Config):
         """The model sets ``input_dim`` and ``vocab_size``."""
 
         weight_init: Initializer = Normal(stddev=0.02)
@@ -36,6 +36,7 @@ class Embedding(BaseHead):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
+        self._check_positive("logit_cap")
         self._add_weight(
             "weight",
             (cfg.vocab_size, cfg.input_dim),
@@ -77,6 +78,7 @@ class LMHead(BaseHead):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
+        self._check_positive("logit_cap")
         self._add_weight(
             "weight",
             (cfg.input_dim, cfg.vocab_size),

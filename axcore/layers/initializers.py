@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from axcore.errors import ModuleError
 from axcore.module import ParameterSpec
 
 __all__ = ["Constant", "Normal", "Ones", "VarianceScaling", "Zeros"]
@@ -52,6 +53,9 @@ class Normal:
 
     stddev: float = 0.02
 
+    def __post_init__(self):
+        _check_not_negative(self, "stddev")
+
     def __call__(self, key: jax.Array, spec: ParameterSpec) -> jax.Array:
         """Returns a draw of the spec's shape and dtype."""
         return (self.stddev * jax.random.normal(key, spec.shape)).astype(spec.dtype)
@@ -74,6 +78,9 @@ class VarianceScaling:
     mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in"
     distribution: Literal["truncated_normal", "normal", "uniform"] = "truncated_normal"
 
+    def __post_init__(self):
+        _check_not_negative(self, "scale")
+
     def __call__(self, key: jax.Array, spec: ParameterSpec) -> jax.Array:
         """Returns a draw of the spec's shape and dtype."""
         fan_in = math.prod(spec.shape[d] for d in spec.fan_in_dims)
@@ -88,3 +95,12 @@ class VarianceScaling:
         else:
             draw = jax.random.uniform(key, spec.shape, minval=-math.sqrt(3), maxval=math.sqrt(3))
         return (stddev * draw).astype(spec.dtype)
+
+
+def _check_not_negative(initializer: Normal | VarianceScaling, name: str) -> None:
+    value = getattr(initializer, name)
+    if not (0 <= value < math.inf):
+        raise ModuleError(
+            f"{type(initializer).__name__} got {name}={value}, expected a finite number >= 0",
+            code="AX338",
+        )

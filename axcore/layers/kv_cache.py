@@ -87,19 +87,23 @@ class ContiguousKVCache(BaseKVCache):
         ctx.set_state("lengths", jnp.minimum(ctx.state["lengths"], lengths))
 
 
-def init_cache(module: Module, batch: int, max_len: int) -> dict[str, Any]:
+def init_cache(
+    module: Module, batch: int, max_len: int, *, memory_len: int | None = None
+) -> dict[str, Any]:
     """Returns the empty caches of all cache modules below, nested as the state is.
 
     Args:
         module: Any module; stacks give stacked caches.
         batch: Rows.
         max_len: Most tokens a row can hold.
+        memory_len: Longest source that cross attention can hold, in tokens; default ``max_len``.
     """
     if isinstance(module, BaseKVCache):
-        return module.init(batch, max_len)
+        room = memory_len if module.cfg.memory and memory_len is not None else max_len
+        return module.init(batch, room)
     caches: dict[str, Any] = {}
     for name, child in module.children.items():
-        cache = init_cache(child, batch, max_len)
+        cache = init_cache(child, batch, max_len, memory_len=memory_len)
         if cache and isinstance(child.layers, range):
             num = len(child.layers)
             cache = jax.tree.map(lambda x, n=num: jnp.broadcast_to(x, (n, *x.shape)), cache)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 
 from axcore import ops
 from axcore.layers.initializers import Ones, Zeros
 from axcore.layers.roles import BaseNorm
-from axcore.module import Initializer
+from axcore.module import Initializer, ParameterSpec
 
 __all__ = ["LayerNorm", "RMSNorm"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _LessOne:
+    """What is stored when ``1 + stored`` shall start as ``of`` says."""
+
+    of: Initializer
+
+    def __call__(self, key: jax.Array, spec: ParameterSpec) -> jax.Array:
+        return self.of(key, spec) - 1
 
 
 class RMSNorm(BaseNorm):
@@ -19,20 +31,25 @@ class RMSNorm(BaseNorm):
     """
 
     class Config(BaseNorm.Config):
-        """``eps`` is added to the mean square."""
+        """``eps`` is added to the mean square; ``scale_init`` is of the factor that applies."""
 
         eps: float = 1e-6
         scale_init: Initializer = Ones()
+        # Stores scale - 1 (Gemma).
+        unit_offset: bool = False
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        hints = dict(weight_decay=False)
-        self._add_weight("scale", (cfg.input_dim,), ("embed",), cfg.scale_init, **hints)
+        self._check_positive("eps", zero=True)
+        init = _LessOne(cfg.scale_init) if cfg.unit_offset else cfg.scale_init
+        self._add_weight("scale", (cfg.input_dim,), (cfg.axis,), init, weight_decay=False)
 
     def forward(self, x: jax.Array) -> jax.Array:
         """Normalizes (..., input_dim)."""
-        y = ops.rms_norm(x, self._param("scale", self.reduce_dtype), eps=self.cfg.eps)
-        return y.astype(self.compute_dtype)
+        scale = self._param("scale", self.reduce_dtype)
+        if self.cfg.unit_offset:
+            scale = 1 + scale
+        return ops.rms_norm(x, scale, eps=self.cfg.eps).astype(self.compute_dtype)
 
 
 class LayerNorm(BaseNorm):
@@ -51,7 +68,8 @@ class LayerNorm(BaseNorm):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        shape, axes = (cfg.input_dim,), ("embed",)
+        self._check_positive("eps", zero=True)
+        shape, axes = (cfg.input_dim,), (cfg.axis,)
         self._add_weight("scale", shape, axes, cfg.scale_init, weight_decay=False)
         if cfg.bias:
             self._add_weight("bias", shape, axes, cfg.bias_init, weight_decay=False)

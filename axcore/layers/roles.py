@@ -21,6 +21,10 @@ from axcore.ops import LinearCrossEntropy
 
 __all__ = [
     "BaseAttention",
+    "BaseAttentionBias",
+    "BaseDecoder",
+    "BaseDropout",
+    "BaseEmbedding",
     "BaseFeedForward",
     "BaseHead",
     "BaseKVCache",
@@ -28,6 +32,7 @@ __all__ = [
     "BasePosition",
     "BaseQKV",
     "BaseQueryKeyTransform",
+    "BaseSharedValues",
     "BaseTransformerLayer",
     "SequenceInfo",
 ]
@@ -46,12 +51,27 @@ class SequenceInfo:
             document a row.
         layer_values: Scalars of the running layer by name (window, rotary base, ...); see
             ``BaseStack.Config.layer_values``.
+        token_values: Further values of each token by name, (batch, seq, ...), such as the positions
+            on several axes of an image's tokens.
+        prefix_lengths: (batch,) int32, how many first tokens of each row every token sees; read by
+            attention whose mask is ``PrefixLM(None)``.
+        memory: (batch, source, dim) what cross attention reads, an encoder's output. Not needed in
+            ``decode``, which reads the cache that ``prefill`` filled.
+        memory_segment_ids: (batch, source) int32 segment of each position of ``memory``, 0 for
+            padding; None: all of it belongs to the whole row.
+        shared: Arrays that a model computes once for all its layers, by name; see
+            ``BaseSharedValues``.
         purpose: ``train`` computes whole sequences, ``prefill`` and ``decode`` use the cache.
     """
 
     positions: jax.Array
     segment_ids: jax.Array | None = None
     layer_values: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+    token_values: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+    prefix_lengths: jax.Array | None = None
+    memory: jax.Array | None = None
+    memory_segment_ids: jax.Array | None = None
+    shared: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
     purpose: Literal["train", "prefill", "decode"] = dataclasses.field(
         default="train", metadata=dict(static=True)
     )
@@ -61,9 +81,11 @@ class BaseNorm(Layer):
     """Normalizes over the last dim: ``forward(x: (..., input_dim)) -> (..., input_dim)``."""
 
     class Config(Layer.Config):
-        """The parent sets ``input_dim``."""
+        """The parent sets ``input_dim``, and ``axis`` where it is not the model's dim."""
 
         input_dim: Required[int] = REQUIRED
+        # Logical axis of the parameters.
+        axis: str | None = "embed"
 
     @abc.abstractmethod
     def forward(self, x: jax.Array) -> jax.Array:
@@ -84,7 +106,7 @@ class BaseFeedForward(Layer):
 
 
 class BaseAttention(Layer):
-    """Self-attention: ``forward(x: (batch, seq, input_dim), info) -> same shape``."""
+    """Self- or cross attention: ``forward(x: (batch, seq, input_dim), info) -> same shape``."""
 
     class Config(Layer.Config):
         """The parent sets ``input_dim``."""
@@ -142,8 +164,10 @@ class BaseQueryKeyTransform(Layer):
     """Transforms queries and keys before attention: rotary embeddings, QK-norm, scaling."""
 
     class Config(Layer.Config):
-        """The attention layer sets ``head_dim``."""
+        """The attention layer sets all of these."""
 
+        num_heads: Required[int] = REQUIRED
+        num_kv_heads: Required[int] = REQUIRED
         head_dim: Required[int] = REQUIRED
 
     @abc.abstractmethod
@@ -151,6 +175,47 @@ class BaseQueryKeyTransform(Layer):
         self, q: jax.Array, k: jax.Array, info: SequenceInfo
     ) -> tuple[jax.Array, jax.Array]:
         """Returns q (batch, seq, heads, head_dim) and k (batch, seq, kv_heads, head_dim)."""
+
+
+class BaseAttentionBias(Layer):
+    """Makes what is added to the attention logits, from the positions of queries and keys."""
+
+    class Config(Layer.Config):
+        """The attention layer sets ``num_heads``."""
+
+        num_heads: Required[int] = REQUIRED
+
+    @abc.abstractmethod
+    def forward(
+        self, q_positions: jax.Array, kv_positions: jax.Array, info: SequenceInfo
+    ) -> jax.Array:
+        """Returns the bias of a block of logits.
+
+        Args:
+            q_positions: (seq,) or (batch, seq) int; negative ones are padding.
+            kv_positions: (keys,) or (batch, keys) int; what a query may not see is masked.
+            info: Of the queries.
+
+        Returns:
+            float32 (1 or batch, num_heads, seq, keys).
+        """
+
+
+class BaseSharedValues(Layer):
+    """Makes arrays that all layers of a stack share: ``forward(info) -> {name: array}``.
+
+    The layers read them in ``info.shared``. So a stack owns one parameter that each layer uses, and
+    no layer refers to another.
+    """
+
+    class Config(Layer.Config):
+        """The stack's owner sets ``input_dim``, the model's dim."""
+
+        input_dim: Required[int] = REQUIRED
+
+    @abc.abstractmethod
+    def forward(self, info: SequenceInfo) -> Mapping[str, jax.Array]:
+        """Returns the arrays by the names under which layers read them."""
 
 
 class BaseKVCache(Layer):
@@ -161,10 +226,13 @@ class BaseKVCache(Layer):
     """
 
     class Config(Layer.Config):
-        """The attention layer sets ``tensors``: per-token shape of each named tensor."""
+        """The attention layer sets all of these; ``tensors`` has each one's per-token shape."""
 
         tensors: Required[Mapping[str, tuple[int, ...]]] = REQUIRED
         axes: Required[Mapping[str, tuple[str | None, ...]]] = REQUIRED
+        # Whether it holds what cross attention reads instead of the sequence itself; such caches
+        # have room for the source's length.
+        memory: bool = False
 
     @no_context
     @abc.abstractmethod
@@ -201,3 +269,38 @@ class BaseHead(Layer):
         self, hidden: jax.Array, targets: jax.Array, mask: jax.Array | None = None
     ) -> LinearCrossEntropy:
         """Per-token results of (batch, seq, input_dim) against int32 (batch, seq) targets."""
+
+
+class BaseEmbedding(BaseHead):
+    """Looks tokens up, and scores hidden states against the same vectors (the tied head)."""
+
+    class Config(BaseHead.Config):
+        """The model sets ``input_dim`` and ``vocab_size``."""
+
+    @abc.abstractmethod
+    def forward(self, ids: jax.Array) -> jax.Array:
+        """int32 (batch, seq) -> (batch, seq, input_dim)."""
+
+
+class BaseDecoder(Layer):
+    """The body of a model: ``forward(x: (batch, seq, input_dim), info) -> same shape``."""
+
+    class Config(Layer.Config):
+        """The model sets ``input_dim``."""
+
+        input_dim: Required[int] = REQUIRED
+
+    @abc.abstractmethod
+    def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
+        """Transforms (batch, seq, input_dim)."""
+
+
+class BaseDropout(Layer):
+    """Noise in training: ``forward(x) -> same shape and dtype``; the identity otherwise."""
+
+    class Config(Layer.Config):
+        """No fields."""
+
+    @abc.abstractmethod
+    def forward(self, x: jax.Array) -> jax.Array:
+        """Returns ``x``, or in training its noisy form."""

@@ -1,4 +1,4 @@
-"""The pre-norm transformer layer."""
+"""Transformer layers: pre-norm and sandwich norm, post-norm, parallel, with cross attention."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from axcore.layers.feed_forward import FeedForward
 from axcore.layers.norm import LayerNorm
 from axcore.layers.roles import (
     BaseAttention,
+    BaseDropout,
     BaseFeedForward,
     BaseNorm,
     BaseTransformerLayer,
@@ -22,24 +23,109 @@ from axcore.layers.roles import (
 from axcore.module import Module
 from axcore.remat import site
 
-__all__ = ["TransformerLayer"]
+__all__ = ["ParallelTransformerLayer", "PostNormTransformerLayer", "TransformerLayer"]
 
 
 class TransformerLayer(BaseTransformerLayer):
     """``h = x + attention(norm(x)); y = h + feed_forward(norm(h))``.
 
-    The pre-norm form of GPT-2 and of Xiong et al., arXiv:2002.04745. Dropout applies to the output
-    of each branch.
+    The pre-norm form of GPT-2 and of Xiong et al., arXiv:2002.04745. A branch's output may be
+    normalized too before it is added: with both norms this is the sandwich form (Ding et al.,
+    arXiv:2105.13290), with ``*_norm=None`` and ``*_out_norm`` alone each branch ends in its norm.
+    Dropout applies to what each branch adds.
+    """
+
+    class Config(BaseTransformerLayer.Config):
+        """Every slot takes any implementation of its role; a norm of None is left out."""
+
+        attention_norm: BaseNorm.Config | None = LayerNorm.Config()
+        attention: BaseAttention.Config = Attention.Config()
+        attention_out_norm: BaseNorm.Config | None = None
+        feed_forward_norm: BaseNorm.Config | None = LayerNorm.Config()
+        feed_forward: BaseFeedForward.Config = FeedForward.Config()
+        feed_forward_out_norm: BaseNorm.Config | None = None
+        dropout: BaseDropout.Config = Dropout.Config()
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        self.attention_norm = _norm(self, "attention_norm")
+        self.attention = self._add_child(
+            "attention", cfg.attention, BaseAttention, input_dim=cfg.input_dim
+        )
+        self.attention_out_norm = _norm(self, "attention_out_norm")
+        self.feed_forward_norm = _norm(self, "feed_forward_norm")
+        self.feed_forward = self._add_child(
+            "feed_forward", cfg.feed_forward, BaseFeedForward, input_dim=cfg.input_dim
+        )
+        self.feed_forward_out_norm = _norm(self, "feed_forward_out_norm")
+        self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
+
+    def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
+        """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
+        x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
+        out = _like(x, self.attention(_maybe(self.attention_norm, x), info), self.attention)
+        h = x + self.dropout(_maybe(self.attention_out_norm, out))
+        out = self.feed_forward(_maybe(self.feed_forward_norm, h), info)
+        out = site(_like(x, out, self.feed_forward), "ffn_out")
+        out = self.dropout(_maybe(self.feed_forward_out_norm, out))
+        return self._constrain(h + out, "batch", "seq", "embed")
+
+
+class PostNormTransformerLayer(BaseTransformerLayer):
+    """``h = norm(x + attention(x)); y = norm(h + feed_forward(h))``.
+
+    The form of Vaswani et al., arXiv:1706.03762, and of BERT.
     """
 
     class Config(BaseTransformerLayer.Config):
         """Every slot takes any implementation of its role."""
 
+        attention: BaseAttention.Config = Attention.Config()
+        attention_norm: BaseNorm.Config = LayerNorm.Config()
+        feed_forward: BaseFeedForward.Config = FeedForward.Config()
+        feed_forward_norm: BaseNorm.Config = LayerNorm.Config()
+        dropout: BaseDropout.Config = Dropout.Config()
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        dim = cfg.input_dim
+        self.attention = self._add_child("attention", cfg.attention, BaseAttention, input_dim=dim)
+        self.attention_norm = self._add_child(
+            "attention_norm", cfg.attention_norm, BaseNorm, input_dim=dim
+        )
+        self.feed_forward = self._add_child(
+            "feed_forward", cfg.feed_forward, BaseFeedForward, input_dim=dim
+        )
+        self.feed_forward_norm = self._add_child(
+            "feed_forward_norm", cfg.feed_forward_norm, BaseNorm, input_dim=dim
+        )
+        self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
+
+    def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
+        """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
+        x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
+        out = _like(x, self.attention(x, info), self.attention)
+        h = self.attention_norm(x + self.dropout(out))
+        out = site(_like(x, self.feed_forward(h, info), self.feed_forward), "ffn_out")
+        out = self.feed_forward_norm(h + self.dropout(out))
+        return self._constrain(out, "batch", "seq", "embed")
+
+
+class ParallelTransformerLayer(BaseTransformerLayer):
+    """``y = x + attention(norm(x)) + feed_forward(norm(x))``: both branches read the same input.
+
+    GPT-J and PaLM (arXiv:2204.02311, section 2) share one norm; with ``feed_forward_norm`` the
+    branches have one each (GPT-NeoX, arXiv:2204.06745).
+    """
+
+    class Config(BaseTransformerLayer.Config):
+        """``feed_forward_norm=None`` gives the feed-forward branch what the attention gets."""
+
         attention_norm: BaseNorm.Config = LayerNorm.Config()
         attention: BaseAttention.Config = Attention.Config()
-        feed_forward_norm: BaseNorm.Config = LayerNorm.Config()
+        feed_forward_norm: BaseNorm.Config | None = None
         feed_forward: BaseFeedForward.Config = FeedForward.Config()
-        dropout: Dropout.Config = Dropout.Config()
+        dropout: BaseDropout.Config = Dropout.Config()
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
@@ -48,22 +134,34 @@ class TransformerLayer(BaseTransformerLayer):
             "attention_norm", cfg.attention_norm, BaseNorm, input_dim=dim
         )
         self.attention = self._add_child("attention", cfg.attention, BaseAttention, input_dim=dim)
-        self.feed_forward_norm = self._add_child(
-            "feed_forward_norm", cfg.feed_forward_norm, BaseNorm, input_dim=dim
-        )
+        self.feed_forward_norm = _norm(self, "feed_forward_norm")
         self.feed_forward = self._add_child(
             "feed_forward", cfg.feed_forward, BaseFeedForward, input_dim=dim
         )
-        self.dropout = self._add_child("dropout", cfg.dropout, Dropout)
+        self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
         x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
-        out = _like(x, self.attention(self.attention_norm(x), info), self.attention)
-        h = x + self.dropout(out)
-        out = _like(x, self.feed_forward(self.feed_forward_norm(h), info), self.feed_forward)
-        out = site(out, "ffn_out")
-        return self._constrain(h + self.dropout(out), "batch", "seq", "embed")
+        normed = self.attention_norm(x)
+        attended = _like(x, self.attention(normed, info), self.attention)
+        if self.feed_forward_norm is not None:
+            normed = self.feed_forward_norm(x)
+        out = site(_like(x, self.feed_forward(normed, info), self.feed_forward), "ffn_out")
+        x = x + self.dropout(attended) + self.dropout(out)
+        return self._constrain(x, "batch", "seq", "embed")
+
+
+def _norm(layer: BaseTransformerLayer, name: str) -> BaseNorm | None:
+    """Adds the norm in the config field ``name``, if there is one."""
+    cfg: BaseNorm.Config | None = getattr(layer.cfg, name)
+    if cfg is None:
+        return None
+    return layer._add_child(name, cfg, BaseNorm, input_dim=layer.cfg.input_dim)
+
+
+def _maybe(norm: BaseNorm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)
 
 
 def _like(x: jax.Array, out: Any, branch: Module) -> jax.Array:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from axcore.errors import OpError
@@ -15,6 +16,7 @@ from axcore.ops.masks import Causal, Mask, MaskArrays
 __all__ = ["DenseKV", "KVView", "attention"]
 
 DotGeneralFn = Callable[..., jax.Array]
+BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
 _CAUSAL = Causal()
 
 
@@ -64,7 +66,7 @@ def attention(
     kv_segment_ids: Int[Array, "B S"] | None = None,
     prefix_lengths: Int[Array, " B"] | None = None,
     window: Int[Array, ""] | int | None = None,
-    bias: Float[Array, "#B #N #T S"] | None = None,
+    bias: Float[Array, "#B #N #T S"] | BiasFn | None = None,
     logit_scale: float | Float[Array, ""] | None = None,
     logit_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
@@ -100,7 +102,10 @@ def attention(
         kv_segment_ids: (B, S) int; defaults to ``q_segment_ids`` when T = S and there is no view.
         prefix_lengths: (B,) int; for ``PrefixLM(None)``.
         window: () int, may be traced; for ``TracedWindow``.
-        bias: Broadcastable to (B, N, T, S), added to the scaled and capped logits.
+        bias: Broadcastable to (B, N, T, S), added to the scaled and capped logits; or a function
+            ``(q_positions, kv_positions) -> bias`` that is called once with the positions in use,
+            (T,) or (B, T) and (S,) or (B, S), whether they were given, come from the view or are
+            indices.
         logit_scale: Defaults to ``H ** -0.5``.
         logit_cap: Soft cap on scaled logits: ``cap * tanh(logit / cap)`` (Gemma 2).
         sinks: (N,) logit per head that joins the denominator only (gpt-oss).
@@ -134,6 +139,8 @@ def attention(
         raise OpError("attention needs k and v, or a view", code="AX402")
     if kv_segment_ids is None and view is None and q.shape[1] == k.shape[1]:
         kv_segment_ids = q_segment_ids
+    if callable(bias):
+        bias = bias(_or_indices(q_positions, q.shape[1]), _or_indices(kv_positions, k.shape[1]))
     arrays = MaskArrays(q_segment_ids, kv_segment_ids, prefix_lengths, window)
     _check(q, k, v, mask, arrays, q_positions, bias, sinks)
     if logit_scale is None:
@@ -177,6 +184,10 @@ def attention(
         purpose=purpose,
         implementation=implementation,
     )
+
+
+def _or_indices(positions: jax.Array | None, num: int) -> jax.Array:
+    return jnp.arange(num, dtype=jnp.int32) if positions is None else positions
 
 
 def _position_axes(positions: jax.Array | None, axis: str | None) -> tuple[str | None, ...]:

@@ -10,8 +10,10 @@ grain ``MapDataset`` is a source (``GrainDataset``), and positions follow grain'
 measured. grain and pyarrow are imported by the sources that need them, when they are prepared.
 """
 
+from axcore.data._gguf_tokenizer import GGUFTokenizer
 from axcore.data._grain_dataset import GrainDataset
 from axcore.data._heldout import HeldoutBatches
+from axcore.data._hf_tokenizer import HFTokenizer
 from axcore.data._input import BaseInput, TextInput
 from axcore.data._iterator import BatchIterator, merge_states
 from axcore.data._json_lines import JsonLines
@@ -20,8 +22,10 @@ from axcore.data._packing import Batch, empty_batch
 from axcore.data._parquet import Parquet
 from axcore.data._python_reference import PythonReference
 from axcore.data._reference import bits_per_byte, reference_bits_per_byte
+from axcore.data._sentencepiece import SentencePieceTokenizer
 from axcore.data._source import BaseSource, Document, Skipped
 from axcore.data._text_files import TextFiles
+from axcore.data._tokenizer_files import FileTokenizer
 from axcore.data._tokenizers import BaseTokenizer, ByteTokenizer, load_tokenizer
 
 __all__ = [
@@ -32,12 +36,16 @@ __all__ = [
     "BatchIterator",
     "ByteTokenizer",
     "Document",
+    "FileTokenizer",
+    "GGUFTokenizer",
     "GrainDataset",
+    "HFTokenizer",
     "HeldoutBatches",
     "JsonLines",
     "Mixture",
     "Parquet",
     "PythonReference",
+    "SentencePieceTokenizer",
     "Skipped",
     "TextFiles",
     "TextInput",

@@ -253,7 +253,7 @@ class TextInput(BaseInput):
     def _origin(self, order: DocumentOrder) -> dict[str, Any]:
         return {
             "source": self._source.fingerprint(),
-            "tokenizer": digest_of(self._tokenizer.cfg.to_text()),
+            "tokenizer": self._tokenizer.fingerprint(),
             "batch_size": self._batch_size,
             "seq_len": self._seq_len,
             "seed": self._cfg.seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from axcore.config import Config as AnyConfig
 from axcore.config import Configurable
+from axcore.data._source import digest_of
 from axcore.errors import DataError
 
 __all__ = ["BaseTokenizer", "ByteTokenizer", "load_tokenizer"]
@@ -52,9 +53,58 @@ class BaseTokenizer(Configurable, abc.ABC):
     def pad_id(self) -> int:
         """Id that fills unused places; never a target."""
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a generated text: eos, and what else ends a turn of a chat."""
+        return () if self.eos_id is None else (self.eos_id,)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja template that turns messages into a prompt, or None."""
+        return None
+
     @abc.abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Returns the ids of ``text`` without bos and eos, shape (tokens,), int32."""
+        """Returns the ids of ``text`` without bos and eos, shape (tokens,), int32.
+
+        The text is the user's: the name of a special token in it is text like any other.
+        """
+
+    def encode_markup(self, text: str) -> np.ndarray:
+        """Like ``encode``, but the names of special tokens become their ids: for trusted text."""
+        return self.encode(text)
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Like ``encode``, for a text to go on with: after bos, where prompts of this kind do."""
+        return self.encode(text)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> np.ndarray:
+        """Returns the ids of a conversation up to where the answer starts, (tokens,) int32.
+
+        Args:
+            messages: ``{"role": "user", "content": ...}`` and the like, in order.
+            add_generation_prompt: Whether the answer's opening follows the messages.
+            **variables: What else the template reads, such as ``tools``.
+
+        Raises:
+            DataError: There is no chat template, or it fails on these messages.
+        """
+        del messages, add_generation_prompt, variables
+        raise DataError(
+            f"the tokenizer ({type(self).__name__}) has no chat template",
+            code="AX540",
+            hint="this model continues text: give it a prompt",
+        )
+
+    def fingerprint(self) -> str:
+        """Returns what changes when the same text may give other ids: a part of data positions."""
+        return digest_of(self.cfg.to_text())
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -68,7 +118,7 @@ class BaseTokenizer(Configurable, abc.ABC):
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         record = {
-            "config": self.cfg.to_text(),
+            "config": self._saved_config().to_text(),
             "vocab_size": self.vocab_size,
             "bos_id": self.bos_id,
             "eos_id": self.eos_id,
@@ -76,6 +126,10 @@ class BaseTokenizer(Configurable, abc.ABC):
         }
         text = json.dumps(record, indent=2) + "\n"
         (path / _FILE_NAME).write_text(text, encoding="utf-8")
+
+    def _saved_config(self) -> Config:
+        """The configuration that finds its files beside itself."""
+        return self.cfg
 
     def load(self, directory: Path) -> None:
         """Reads the files that a subclass wrote in ``save``; called once, by ``load_tokenizer``."""

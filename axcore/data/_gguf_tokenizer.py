@@ -1,0 +1,272 @@
+"""The tokenizer inside a GGUF file's metadata.
+
+``tokenizer.ggml.model`` says which kind: ``gpt2`` is byte-level BPE with merges, its pre-tokenizer
+named by ``tokenizer.ggml.pre``; ``llama`` is SentencePiece's BPE, given as pieces with scores. Both
+are handed to the library that made them (``tokenizers``, ``sentencepiece``).
+
+Reference: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from axcore.data._hf_tokenizer import TokenizersBackend
+from axcore.data._sentencepiece import SentencePieceBackend
+from axcore.data._tokenizer_files import Backend, Conventions, FileTokenizer, parse_json, require
+from axcore.errors import DataError, did_you_mean
+
+__all__ = ["GGUFTokenizer"]
+
+_FILE = "gguf_tokenizer.json"
+_PREFIX = "tokenizer."
+
+# Kinds of tokens; SentencePiece numbers them alike.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+_QWEN2 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_CASED = f"{_BEFORE}[{_UPPER}]*[{_LOWER}]+%s|{_BEFORE}[{_UPPER}]+[{_LOWER}]*%s"
+_SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = _CASED % ("", "") + r"|\p{N}" + _SLASHED
+_GPT4O = _CASED % (f"{_ENDINGS}?", f"{_ENDINGS}?") + r"|\p{N}{1,3}" + _SLASHED
+_DIGITS = r"\p{N}"
+
+# Name of the pre-tokenizer -> expressions that split the text, one after another.
+_PRE: dict[str, tuple[str, ...]] = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2,),
+    "smollm": (_DIGITS, _GPT2),
+    "llama-bpe": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+    "tekken": (_TEKKEN,),
+    "gpt-4o": (_GPT4O,),
+}
+_PRE |= {name: _PRE["gpt-2"] for name in ("olmo", "mpt", "phi-2", "gigachat", "roberta-bpe")}
+_PRE |= {name: _PRE["smollm"] for name in ("starcoder", "refact", "command-r", "codeshell")}
+_PRE |= {name: _PRE["llama-bpe"] for name in ("llama3", "llama-v3", "dbrx", "smaug-bpe")}
+_PRE |= {name: _PRE["qwen2"] for name in ("stablelm2", "deepseek-r1-qwen")}
+# Whole words of the vocabulary are taken before merging.
+_IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken")
+
+
+class GGUFTokenizer(FileTokenizer):
+    """A tokenizer made of GGUF metadata.
+
+    ``path`` names a ``.gguf`` file (read with the ``gguf`` package) or a directory where one of
+    these tokenizers was saved; ``from_metadata`` takes the metadata itself.
+    """
+
+    main_files = (_FILE,)
+    beside_files = ()
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> GGUFTokenizer:
+        """Returns the tokenizer that a GGUF file's metadata describe.
+
+        Args:
+            metadata: Keys such as ``tokenizer.ggml.tokens``; values as Python or numpy values.
+
+        Raises:
+            DataError: There is no tokenizer, or it is of an unknown kind.
+        """
+        made = cls.Config().instantiate()
+        assert isinstance(made, cls)
+        made._given = {_FILE: _pack(metadata, "GGUF metadata")}
+        _ = made._conventions  # what is wrong with it is said now
+        return made
+
+    @property
+    def _where(self) -> str:
+        return str(self._loaded_from or self.cfg.path or "GGUF metadata")
+
+    def _read_main(self, path: Path) -> bytes:
+        if path.suffix != ".gguf":
+            return super()._read_main(path)
+        gguf = require("gguf", "reading a .gguf file")
+        try:
+            fields = gguf.GGUFReader(path).fields
+            metadata = {k: f.contents() for k, f in fields.items() if k.startswith(_PREFIX)}
+        except Exception as e:
+            raise DataError(f"cannot be read as GGUF: {e}", code="AX534", where=str(path)) from e
+        return _pack(metadata, str(path))
+
+    def _make_backend(self, files: Mapping[str, bytes]) -> Backend:
+        data = parse_json(files[_FILE], self._where)
+        kind = data.get("tokenizer.ggml.model")
+        if kind == "gpt2":
+            return TokenizersBackend(self._byte_level_bpe(data))
+        if kind == "llama":
+            return SentencePieceBackend(self._sentencepiece(data))
+        raise DataError(
+            f"the tokenizer is of kind {kind!r}, expected 'gpt2' or 'llama'",
+            code="AX537",
+            where=self._where,
+            hint="take the tokenizer of the original model (tokenizer.json or tokenizer.model)",
+        )
+
+    def _conventions_of(self, files: Mapping[str, bytes], backend: Backend) -> Conventions:
+        data = parse_json(files[_FILE], self._where)
+
+        def token(name: str) -> int | None:
+            value = data.get(f"tokenizer.ggml.{name}_token_id")
+            return value if isinstance(value, int) and 0 <= value < backend.vocab_size else None
+
+        stops = (token("eot"), token("eom"))
+        add_bos = data.get("tokenizer.ggml.add_bos_token")
+        if add_bos is None:  # the kinds' own habit
+            add_bos = data.get("tokenizer.ggml.model") == "llama"
+        template = data.get("tokenizer.chat_template")
+        return Conventions(
+            bos_id=token("bos"),
+            eos_id=token("eos"),
+            pad_id=token("padding"),
+            stop_ids=tuple(i for i in stops if i is not None),
+            add_bos=add_bos is True,
+            chat_template=template if isinstance(template, str) else None,
+        )
+
+    # -- gpt2 --------------------------------------------------------------------------------
+
+    def _byte_level_bpe(self, data: Mapping[str, Any]) -> str:
+        """Returns the ``tokenizer.json`` of byte-level BPE."""
+        tokens, types = self._tokens(data)
+        merges = self._list(data, "tokenizer.ggml.merges", str)
+        pre = data.get("tokenizer.ggml.pre", "default")
+        if pre not in _PRE:
+            raise DataError(
+                f"the pre-tokenizer {pre!r} is not known",
+                code="AX537",
+                where=self._where,
+                hint=did_you_mean(str(pre), _PRE) or f"known: {', '.join(sorted(_PRE))}",
+            )
+        tokenizers = require("tokenizers", "this tokenizer")
+        vocab = {token: i for i, token in enumerate(tokens)}
+        pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+        unknown = [m for m, p in zip(merges, pairs, strict=True) if len(p) != 2]
+        if len(vocab) != len(tokens) or unknown:
+            what = f"the merge {unknown[0]!r} is no pair" if unknown else "a token is there twice"
+            raise DataError(what, code="AX534", where=self._where)
+        made = tokenizers.Tokenizer(
+            tokenizers.models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _IGNORE_MERGES)
+        )
+        split, level = tokenizers.pre_tokenizers.Split, tokenizers.pre_tokenizers.ByteLevel
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+            [split(tokenizers.Regex(pattern), "isolated") for pattern in _PRE[pre]]
+            + [level(add_prefix_space=False, use_regex=False)]
+        )
+        made.decoder = tokenizers.decoders.ByteLevel()
+
+        def added(*kinds: int) -> list[Any]:
+            special = _CONTROL in kinds
+            return [
+                tokenizers.AddedToken(token, special=special, normalized=False)
+                for token, kind in zip(tokens, types, strict=True)
+                if kind in kinds and token
+            ]
+
+        made.add_tokens(added(_USER_DEFINED))
+        made.add_special_tokens(added(_CONTROL, _UNKNOWN))
+        return made.to_str()
+
+    # -- llama -------------------------------------------------------------------------------
+
+    def _sentencepiece(self, data: Mapping[str, Any]) -> bytes:
+        """Returns the serialized SentencePiece model of pieces with scores."""
+        tokens, types = self._tokens(data)
+        scores = self._list(data, "tokenizer.ggml.scores", float, len(tokens))
+        if _UNKNOWN not in types:
+            unknown = data.get("tokenizer.ggml.unknown_token_id", 0)
+            types = [_UNKNOWN if i == unknown else kind for i, kind in enumerate(types)]
+        prefix = data.get("tokenizer.ggml.add_space_prefix", True) is True
+        squeeze = data.get("tokenizer.ggml.remove_extra_whitespaces", False) is True
+        # Field numbers of sentencepiece_model.proto.
+        pieces = b"".join(
+            _message(1, _text(1, token) + _float(2, score) + _int(3, kind))
+            for token, score, kind in zip(tokens, scores, types, strict=True)
+        )
+        byte_fallback = any(kind == 6 for kind in types)
+        trainer = _int(3, 2) + _int(4, len(tokens)) + _int(35, int(byte_fallback))
+        normalizer = _text(1, "identity") + _int(3, int(prefix)) + _int(4, int(squeeze))
+        return pieces + _message(2, trainer) + _message(3, normalizer + _int(5, 1))
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def _tokens(self, data: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+        tokens = self._list(data, "tokenizer.ggml.tokens", str)
+        types = [_NORMAL] * len(tokens)
+        if "tokenizer.ggml.token_type" in data:
+            types = self._list(data, "tokenizer.ggml.token_type", int, len(tokens))
+        return tokens, types
+
+    def _list(
+        self, data: Mapping[str, Any], key: str, kind: type, length: int | None = None
+    ) -> list[Any]:
+        values = data.get(key)
+        if isinstance(values, list) and values and length in (None, len(values)):
+            if kind is float:
+                values = [float(v) if isinstance(v, int) else v for v in values]
+            if all(isinstance(v, kind) for v in values):
+                return values
+        expected = f"{length} values" if length is not None else "a list"
+        raise DataError(
+            f"{key} is missing or damaged, expected {expected} of type {kind.__name__}",
+            code="AX534",
+            where=self._where,
+        )
+
+
+def _pack(metadata: Mapping[str, Any], where: str) -> bytes:
+    """Returns the tokenizer's part of the metadata as JSON."""
+    kept = {k: _plain(v) for k, v in metadata.items() if str(k).startswith(_PREFIX)}
+    if "tokenizer.ggml.model" not in kept:
+        raise DataError("the metadata hold no tokenizer", code="AX537", where=where)
+    return json.dumps(kept, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value
+
+
+# -- protocol buffers, as much as it takes -----------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _int(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _float(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 5) + struct.pack("<f", value)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _text(field: int, value: str) -> bytes:
+    return _message(field, value.encode("utf-8"))

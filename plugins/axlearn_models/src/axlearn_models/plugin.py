@@ -1,8 +1,70 @@
-"""What axlearn-models contributes to axcore: nothing yet, only its registration.
+"""What axlearn-models contributes to axcore: experiments and converters, by name."""
 
-It will provide:
+from __future__ import annotations
 
-- experiments of the fuji (Llama 1-3), qwen and afm families, each with a small
-  `FAMILY-test` variant;
-- converters from and to the families' published weights.
-"""
+from collections.abc import Iterable
+
+from axcore.plugins import NamedSpec, hookimpl
+
+# Family -> members. Member NAME is made by the function of that name (lower case, "_" for "-" and
+# ".") in FAMILY/config.py.
+_MEMBERS: dict[str, dict[str, str]] = {
+    "fuji": {
+        "fuji-7B-v1": "Llama 1 7B",
+        "fuji-13B-v1": "Llama 1 13B",
+        "fuji-33B-v1": "Llama 1 33B",
+        "fuji-65B-v1": "Llama 1 65B",
+        "fuji-test-v1": "Llama 1's structure, seconds on a laptop",
+        "fuji-7B-v2": "Llama 2 7B",
+        "fuji-13B-v2": "Llama 2 13B",
+        "fuji-70B-v2": "Llama 2 70B",
+        "fuji-test-v2": "Llama 2's structure, seconds on a laptop",
+        "fuji-8B-v3": "Llama 3 8B",
+        "fuji-70B-v3": "Llama 3 70B",
+        "fuji-8B-v3.1": "Llama 3.1 8B",
+        "fuji-70B-v3.1": "Llama 3.1 70B",
+        "fuji-405B-v3": "Llama 3.1 405B",
+        "fuji-1B-v3": "Llama 3.2 1B",
+        "fuji-3B-v3": "Llama 3.2 3B",
+        "fuji-test-v3": "Llama 3.1's structure, seconds on a laptop",
+    },
+    "smollm2": {
+        "smollm2-135M": "SmolLM2 135M",
+        "smollm2-360M": "SmolLM2 360M",
+        "smollm2-1.7B": "SmolLM2 1.7B",
+        "smollm2-test": "SmolLM2's structure, seconds on a laptop",
+    },
+    "qwen2": {
+        "qwen2.5-0.5B": "Qwen2.5 0.5B",
+        "qwen2.5-1.5B": "Qwen2.5 1.5B",
+        "qwen2.5-3B": "Qwen2.5 3B",
+        "qwen2.5-7B": "Qwen2.5 7B",
+        "qwen2.5-14B": "Qwen2.5 14B",
+        "qwen2.5-32B": "Qwen2.5 32B",
+        "qwen2.5-72B": "Qwen2.5 72B",
+        "qwen2.5-test": "Qwen2.5's structure, seconds on a laptop",
+    },
+    "qwen3": {
+        "qwen3-0.6B": "Qwen3 0.6B",
+        "qwen3-1.7B": "Qwen3 1.7B",
+        "qwen3-4B": "Qwen3 4B",
+        "qwen3-8B": "Qwen3 8B",
+        "qwen3-14B": "Qwen3 14B",
+        "qwen3-32B": "Qwen3 32B",
+        "qwen3-test": "Qwen3's structure, seconds on a laptop",
+    },
+}
+
+
+@hookimpl
+def axcore_experiments() -> Iterable[NamedSpec]:
+    """The members of all families."""
+    return tuple(
+        NamedSpec(name, f"axlearn_models.{family}.config:{_function(name)}", description=text)
+        for family, members in _MEMBERS.items()
+        for name, text in members.items()
+    )
+
+
+def _function(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")

@@ -5,9 +5,11 @@ package's layer fits without an edit here.
 """
 
 from axcore.layers.attention import Attention
+from axcore.layers.attention_bias import ALiBi, RelativePositionBias, RelativePositionTable
 from axcore.layers.base import Layer
 from axcore.layers.causal_lm import CausalLM
-from axcore.layers.decoder import Decoder
+from axcore.layers.cross_attention import CrossAttention
+from axcore.layers.decoder import Decoder, Encoder
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding, LearnedPositions, LMHead
 from axcore.layers.feed_forward import FeedForward
@@ -36,6 +38,7 @@ from axcore.layers.roles import (
 )
 from axcore.layers.stack import BaseStack, RepeatedTransformer, StackedTransformer
 from axcore.layers.transformer import (
+    CrossTransformerLayer,
     ParallelTransformerLayer,
     PostNormTransformerLayer,
     TransformerLayer,
@@ -43,6 +46,7 @@ from axcore.layers.transformer import (
 
 __all__ = [
     "QKV",
+    "ALiBi",
     "Attention",
     "BaseAttention",
     "BaseAttentionBias",
@@ -62,9 +66,12 @@ __all__ = [
     "CausalLM",
     "Constant",
     "ContiguousKVCache",
+    "CrossAttention",
+    "CrossTransformerLayer",
     "Decoder",
     "Dropout",
     "Embedding",
+    "Encoder",
     "FeedForward",
     "FusedQKV",
     "LMHead",
@@ -79,6 +86,8 @@ __all__ = [
     "QKNorm",
     "QueryKeyChain",
     "RMSNorm",
+    "RelativePositionBias",
+    "RelativePositionTable",
     "RepeatedTransformer",
     "SequenceInfo",
     "StackedTransformer",

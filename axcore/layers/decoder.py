@@ -1,16 +1,26 @@
-"""Decoder: a stack of layers and the final norm."""
+"""Decoder and Encoder: a stack of layers, what they share, and the final norm."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 
 from axcore.config import REQUIRED, Required
+from axcore.layers.attention import Attention
 from axcore.layers.norm import LayerNorm
-from axcore.layers.roles import BaseDecoder, BaseNorm, BaseTransformerLayer, SequenceInfo
+from axcore.layers.roles import (
+    BaseDecoder,
+    BaseNorm,
+    BaseSharedValues,
+    BaseTransformerLayer,
+    SequenceInfo,
+)
 from axcore.layers.stack import BaseStack, RepeatedTransformer
 from axcore.layers.transformer import TransformerLayer
+from axcore.ops.masks import Full
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Encoder"]
 
 
 class Decoder(BaseDecoder):
@@ -29,6 +39,8 @@ class Decoder(BaseDecoder):
             TransformerLayer.Config()
         )
         stack: BaseStack.Config = RepeatedTransformer.Config()
+        # Arrays that all layers read in info.shared, made once.
+        shared: BaseSharedValues.Config | None = None
         final_norm: BaseNorm.Config | None = LayerNorm.Config()
 
     def __init__(self, cfg: Config, *, parent=None):
@@ -43,6 +55,11 @@ class Decoder(BaseDecoder):
             num_layers=cfg.num_layers,
             layer=cfg.layer,
         )
+        self.shared: BaseSharedValues | None = None
+        if cfg.shared is not None:
+            self.shared = self._add_child(
+                "shared", cfg.shared, BaseSharedValues, input_dim=cfg.input_dim
+            )
         self.final_norm: BaseNorm | None = None
         if cfg.final_norm is not None:
             self.final_norm = self._add_child(
@@ -51,5 +68,21 @@ class Decoder(BaseDecoder):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
+        if self.shared is not None:
+            info = dataclasses.replace(info, shared={**info.shared, **self.shared(info)})
         x = self.layer(x, info)
         return x if self.final_norm is None else self.final_norm(x)
+
+
+class Encoder(Decoder):
+    """A decoder whose layers, unless replaced, see the whole sequence.
+
+    An attention of one's own states ``mask=Full()`` too: the mask belongs to the attention.
+    """
+
+    class Config(Decoder.Config):
+        """The model sets ``input_dim``."""
+
+        layer: BaseTransformerLayer.Config | tuple[BaseTransformerLayer.Config, ...] = (
+            TransformerLayer.Config(attention=Attention.Config(mask=Full()))
+        )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from axcore.errors import ModuleError
 from axcore.layers.attention import Attention
+from axcore.layers.cross_attention import CrossAttention
 from axcore.layers.dropout import Dropout
 from axcore.layers.feed_forward import FeedForward
 from axcore.layers.norm import LayerNorm
@@ -23,7 +24,12 @@ from axcore.layers.roles import (
 from axcore.module import Module
 from axcore.remat import site
 
-__all__ = ["ParallelTransformerLayer", "PostNormTransformerLayer", "TransformerLayer"]
+__all__ = [
+    "CrossTransformerLayer",
+    "ParallelTransformerLayer",
+    "PostNormTransformerLayer",
+    "TransformerLayer",
+]
 
 
 class TransformerLayer(BaseTransformerLayer):
@@ -150,6 +156,55 @@ class ParallelTransformerLayer(BaseTransformerLayer):
         out = site(_like(x, self.feed_forward(normed, info), self.feed_forward), "ffn_out")
         x = x + self.dropout(attended) + self.dropout(out)
         return self._constrain(x, "batch", "seq", "embed")
+
+
+class CrossTransformerLayer(BaseTransformerLayer):
+    """Pre-norm: self-attention, attention over the memory, feed-forward, each added to its input.
+
+    The decoder layer of an encoder-decoder (Vaswani et al., arXiv:1706.03762) with the norms in
+    front, as in T5.
+    """
+
+    class Config(BaseTransformerLayer.Config):
+        """Every slot takes any implementation of its role."""
+
+        attention_norm: BaseNorm.Config = LayerNorm.Config()
+        attention: BaseAttention.Config = Attention.Config()
+        cross_attention_norm: BaseNorm.Config = LayerNorm.Config()
+        cross_attention: BaseAttention.Config = CrossAttention.Config()
+        feed_forward_norm: BaseNorm.Config = LayerNorm.Config()
+        feed_forward: BaseFeedForward.Config = FeedForward.Config()
+        dropout: BaseDropout.Config = Dropout.Config()
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        dim = cfg.input_dim
+
+        def norm(name: str) -> BaseNorm:
+            return self._add_child(name, getattr(cfg, name), BaseNorm, input_dim=dim)
+
+        self.attention_norm = norm("attention_norm")
+        self.attention = self._add_child("attention", cfg.attention, BaseAttention, input_dim=dim)
+        self.cross_attention_norm = norm("cross_attention_norm")
+        self.cross_attention = self._add_child(
+            "cross_attention", cfg.cross_attention, BaseAttention, input_dim=dim
+        )
+        self.feed_forward_norm = norm("feed_forward_norm")
+        self.feed_forward = self._add_child(
+            "feed_forward", cfg.feed_forward, BaseFeedForward, input_dim=dim
+        )
+        self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
+
+    def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
+        """(batch, seq, input_dim) -> (batch, seq, input_dim); reads ``info.memory``."""
+        x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
+        out = self.attention(self.attention_norm(x), info)
+        x = x + self.dropout(_like(x, out, self.attention))
+        out = self.cross_attention(self.cross_attention_norm(x), info)
+        x = x + self.dropout(_like(x, out, self.cross_attention))
+        out = self.feed_forward(self.feed_forward_norm(x), info)
+        out = site(_like(x, out, self.feed_forward), "ffn_out")
+        return self._constrain(x + self.dropout(out), "batch", "seq", "embed")
 
 
 def _norm(layer: BaseTransformerLayer, name: str) -> BaseNorm | None:

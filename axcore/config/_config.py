@@ -167,7 +167,7 @@ class Config(Node, metaclass=ConfigMeta):
         return _write.text(self)
 
     @classmethod
-    def from_text(cls, text: str, trusted: tuple[str, ...] = ()) -> Self:
+    def from_text(cls, text: str, trusted: tuple[str, ...] = (), *, fill_in: bool = False) -> Self:
         """Returns the config that a text describes, equal to the one it was written from.
 
         Calls nothing but the constructors of configs and frozen dataclasses.
@@ -175,11 +175,13 @@ class Config(Node, metaclass=ConfigMeta):
         Args:
             text: What ``to_text`` gave; blank lines and lines starting with ``#`` are skipped.
             trusted: Packages that the text may name besides axcore, jax, optax and numpy.
+            fill_in: Whether a field that the text does not state keeps its default, as in a text
+                from before a release that added the field. Else it is an error.
 
         Raises:
             ConfigError: With the number of the line that is wrong, missing or too much.
         """
-        return cast(Self, _text.from_text(text, tuple(trusted), cls))
+        return cast(Self, _text.from_text(text, tuple(trusted), cls, fill_in))
 
     def lines(self) -> dict[str, str]:
         """Returns path -> value in text form, of each config and leaf; the root's path is ''."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 import math
+from contextvars import ContextVar
 from typing import Any
 
 from axcore.config import _edit, _names, _store, _write
@@ -116,7 +117,7 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
         if name not in names:
             raise _bad(f"{kind.__name__} has no field {name!r}" + _suggest(name, names))
     for name in names:
-        if name not in values:
+        if name not in values and not _fill_in.get():
             raise _bad(f"{kind.__name__} lacks the field {name!r}")
     try:
         return kind(**values)
@@ -148,6 +149,10 @@ def parse_value(text: str, trusted: tuple[str, ...] | None = ()) -> Any:
 
 # Levels of a path; far beyond any model, and what keeps reading linear in the text's size.
 _DEEPEST = 100
+
+
+# Whether a field that the text does not state keeps its default instead of being an error.
+_fill_in: ContextVar[bool] = ContextVar("axcore_config_text_fill_in", default=False)
 
 
 class _Reader:
@@ -187,6 +192,8 @@ class _Reader:
     def read(self, path: str, above: str, default: Any) -> Any:
         """Returns the value at a path; ``default`` itself where that is all it says."""
         if path not in self.lines:
+            if _fill_in.get() and above in self.used and default is not REQUIRED:
+                return default
             close = did_you_mean(path, [p for p in self.lines if p and p not in self.used])
             raise _bad(f"the line for {path!r} is missing", self.number(above), close)
         self.used.add(path)
@@ -246,10 +253,16 @@ class _Reader:
                 raise _bad(f"{path!r} is no path of this config", number, hint)
 
 
-def from_text(text: str, trusted: tuple[str, ...] | None, cls: type[Any]) -> Any:
+def from_text(
+    text: str, trusted: tuple[str, ...] | None, cls: type[Any], fill_in: bool = False
+) -> Any:
     """See :meth:`Config.from_text`; ``trusted`` None trusts every package."""
     reader = _Reader(text, trusted)
-    node = reader.read("", "", None)
+    token = _fill_in.set(fill_in)
+    try:
+        node = reader.read("", "", None)
+    finally:
+        _fill_in.reset(token)
     if not isinstance(node, cls):
         raise _bad(f"got {_write.brief(node)}, expected a {cls.__qualname__}", 1)
     reader.finish()

@@ -62,7 +62,7 @@ def load_model(
     text = run.require_model()
     packages = (*host().trusted_packages(), *trusted)
     with author("file", str(run.config)):
-        cfg = Config.from_text(text, trusted=packages)
+        cfg = Config.from_text(text, trusted=packages, fill_in=True)
     trainer: Any = cfg.instantiate(name="trainer")
     checkpointer = trainer.cfg.checkpointer.instantiate()
     checkpointer.open(run.checkpoints)

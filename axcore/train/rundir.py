@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from axcore._files import atomic_write, locked
-from axcore.errors import TrainError
+from axcore.config import Config
+from axcore.errors import ConfigError, TrainError
+from axcore.plugins import host
 
 __all__ = ["Change", "RunDir", "text_changes"]
 
@@ -115,9 +117,13 @@ class RunDir:
         return text if text.startswith("config(") else None
 
     def changes(self, config_text: str) -> tuple[Change, ...]:
-        """Differences of a config text to the stored one; empty when there is none stored."""
+        """Differences of a config text to the stored one; empty when there is none stored.
+
+        A field that is newer than the stored text counts as stored at its default, so that a run
+        goes on after an upgrade that added one.
+        """
         stored = self.config_text
-        return () if stored is None else text_changes(stored, config_text)
+        return () if stored is None else text_changes(_completed(stored), config_text)
 
     def check(self, config_text: str, *, extend: bool = False) -> tuple[Change, ...]:
         """Whether a run of this config may use the directory; changes nothing.
@@ -283,6 +289,15 @@ def text_changes(old: str, new: str) -> tuple[Change, ...]:
     paths = [*before, *(path for path in after if path not in before)]
     changed = (Change(path, before.get(path), after.get(path)) for path in paths)
     return tuple(change for change in changed if change.old != change.new)
+
+
+def _completed(text: str) -> str:
+    """A config text with the fields it does not state; as it is when it cannot be read any more."""
+    packages = host().trusted_packages()
+    try:
+        return Config.from_text(text, trusted=packages, fill_in=True).to_text()
+    except ConfigError:
+        return text
 
 
 def _lines(text: str) -> dict[str, str]:

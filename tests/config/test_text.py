@@ -391,3 +391,23 @@ assert pickle.loads(pickle.dumps(cfg)) == cfg
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "stated",
+    ["linear.hidden_dim", "evalers.heldout.init", "gelu.approximate", "color"],
+)
+def test_a_field_that_the_text_does_not_state_is_an_error_or_keeps_its_default(stated):
+    older = "".join(line for line in TEXT.splitlines(True) if not line.startswith(stated))
+    assert older != TEXT
+    with pytest.raises(ConfigError, match=stated):
+        Model.Config.from_text(older, trusted=TRUSTED)
+    assert Model.Config.from_text(older, trusted=TRUSTED, fill_in=True) == Model.Config()
+
+
+def test_a_record_keeps_its_defaults_too_but_what_has_none_is_missed():
+    older = TEXT.replace(", stddev=0.02", "")
+    assert Model.Config.from_text(older, trusted=TRUSTED, fill_in=True) == Model.Config()
+    for line in ("stage.steps: 5\n", "gelu.x: REQUIRED\n"):
+        with pytest.raises(ConfigError, match=line.partition(":")[0].rpartition(".")[2]):
+            Model.Config.from_text(TEXT.replace(line, ""), trusted=TRUSTED, fill_in=True)

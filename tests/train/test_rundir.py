@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from axcore import experiments
 from axcore.config import Config, Configurable
 from axcore.errors import TrainError
 from axcore.train.rundir import RunDir, text_changes
@@ -107,6 +108,18 @@ def test_hardware_and_watching_may_change(tmp_path, change, kind):
     (noted,) = run.prepare(text(**change))
     assert noted.kind == kind
     assert run.config_text == text(**change)
+
+
+def test_a_run_goes_on_after_an_upgrade_that_added_a_field(tmp_path):
+    new = experiments.get("tiny-lm").to_text()
+    line = "model.z_loss_weight: 0.0\n"
+    old = new.replace(line, "")
+    assert old != new
+    run = RunDir(tmp_path / "run")
+    run.prepare(old)
+    assert run.prepare(new) == ()
+    changed = new.replace(line, "model.z_loss_weight: 0.5\n")
+    assert "model.z_loss_weight" in refused(run, changed, "AX742").message
 
 
 def test_the_horizon_is_raised_only_on_request(tmp_path):

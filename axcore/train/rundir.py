@@ -295,7 +295,7 @@ def _completed(text: str) -> str:
     """A config text with the fields it does not state; as it is when it cannot be read any more."""
     packages = host().trusted_packages()
     try:
-        return Config.from_text(text, trusted=packages, fill_in=True).to_text()
+        return Config.from_text(text, trusted=tuple(packages), fill_in=True).to_text()
     except ConfigError:
         return text
 

@@ -64,6 +64,7 @@ def both(out, what):
     return [json.loads(o.splitlines()[-1]) for o, _ in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_signal_to_one_process_stops_all_at_one_saved_step_and_both_go_on(tmp_path):
     first, second = both(tmp_path / "run", "stop")

@@ -74,7 +74,7 @@ def reference(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("step", [1, 5, 11])
+@pytest.mark.parametrize("step", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 11))])
 def test_kill_at_a_step_and_again(tmp_path, reference, step):
     out = tmp_path / "run"
     killed = train(out, AXTEST_AT_STEP=step, AXTEST_SIGNAL=int(signal.SIGKILL))
@@ -85,7 +85,9 @@ def test_kill_at_a_step_and_again(tmp_path, reference, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize(
+    "delay", [0.01, *(pytest.param(d, marks=pytest.mark.slow) for d in (0.0, 0.05))]
+)
 def test_kill_during_a_save(tmp_path, reference, delay):
     out = tmp_path / "run"
     killed = train(out, AXTEST_IN_SAVE_OF=6, AXTEST_DELAY=delay)

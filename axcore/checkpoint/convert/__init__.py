@@ -65,6 +65,10 @@ derived from ``OneToOne`` (``ours``, ``foreign``) or ``Transform``.
 """
 
 from axcore.checkpoint.convert._family import ModelFamily, Oracle, Settings, family_of, load_family
+from axcore.checkpoint.convert._gguf import GGUFSource
+from axcore.checkpoint.convert._huggingface import SafetensorsSource
+from axcore.checkpoint.convert._npz import NpzSource
+from axcore.checkpoint.convert._open import open_source
 from axcore.checkpoint.convert._rules import Ignored, Rule, TensorRule, Tied
 from axcore.checkpoint.convert._source import TensorInfo, TensorSource
 from axcore.checkpoint.convert._transforms import (
@@ -84,15 +88,18 @@ from axcore.checkpoint.convert._transforms import (
 __all__ = [
     "Flatten",
     "Fused",
+    "GGUFSource",
     "Identity",
     "Ignored",
     "Matrix",
     "ModelFamily",
+    "NpzSource",
     "Offset",
     "OneToOne",
     "Oracle",
     "PairsToHalves",
     "Rule",
+    "SafetensorsSource",
     "Settings",
     "Stacked",
     "TensorInfo",
@@ -104,4 +111,5 @@ __all__ = [
     "Transpose",
     "family_of",
     "load_family",
+    "open_source",
 ]

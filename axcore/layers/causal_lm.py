@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from axcore.config import REQUIRED, Dim, Required, scaled
+from axcore.layers._token_losses import add_token_losses
 from axcore.layers.base import Layer
 from axcore.layers.decoder import Decoder
 from axcore.layers.dropout import Dropout
@@ -17,6 +19,7 @@ from axcore.layers.roles import (
     BaseDropout,
     BaseEmbedding,
     BaseHead,
+    BaseMultiToken,
     BasePosition,
     SequenceInfo,
 )
@@ -46,6 +49,8 @@ class CausalLM(Layer):
         lm_head: BaseHead.Config | None = None
         # Coefficient of mean(logsumexp^2) (PaLM, arXiv:2204.02311, section 5); 0 leaves it out.
         z_loss_weight: float = 0.0
+        # Modules that predict further tokens in training; None has none and no parameters.
+        multi_token: BaseMultiToken.Config | None = None
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
@@ -68,6 +73,11 @@ class CausalLM(Layer):
             self.lm_head = self._add_child(
                 "lm_head", cfg.lm_head, BaseHead, input_dim=dim, vocab_size=cfg.vocab_size
             )
+        self.multi_token: BaseMultiToken | None = None
+        if cfg.multi_token is not None:
+            self.multi_token = self._add_child(
+                "multi_token", cfg.multi_token, BaseMultiToken, input_dim=dim
+            )
 
     @property
     def _head(self) -> BaseHead:
@@ -80,6 +90,8 @@ class CausalLM(Layer):
         target_mask: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
+        prefix_lengths: jax.Array | None = None,
+        token_values: Mapping[str, jax.Array] | None = None,
     ) -> LinearCrossEntropy:
         """Adds the cross-entropy over the targets that count, in nats per token.
 
@@ -89,76 +101,133 @@ class CausalLM(Layer):
             target_mask: (batch, seq), False where a target does not count; None: all count.
             segment_ids: int32 (batch, seq) document of each token, 0 for padding; None: one a row.
             positions: int32 (batch, seq) position in the document; None: from 0 in each row.
+            prefix_lengths: int32 (batch,) how many first tokens all tokens see; for layers whose
+                mask is ``PrefixLM(None)``.
+            token_values: Further values of each token, (batch, seq, ...), for layers that read
+                them.
 
         Returns:
             Per-token losses; the collection has the losses and the accuracy.
         """
-        hidden = self._hidden(input_ids, segment_ids, positions)
+        info = _info(input_ids, segment_ids, positions, prefix_lengths, token_values)
+        embeddings = self.embedding(input_ids)
+        hidden = self._body(embeddings, info)
         if target_mask is None:
             target_mask = jnp.ones(target_ids.shape, bool)
         result = self._head.cross_entropy(hidden, target_ids, target_mask)
-        weights = (target_mask != 0).astype(jnp.float32)
-        num_tokens = jnp.sum(weights)
-        count = jnp.maximum(num_tokens, 1.0)
         ctx = self._context
-        ctx.add_loss("cross_entropy", jnp.sum(result.loss) / count, num_items=num_tokens)
-        if self.cfg.z_loss_weight:
-            ctx.add_loss(
-                "z_loss",
-                jnp.sum(result.z_loss) / count,
-                weight=self.cfg.z_loss_weight,
-                num_items=num_tokens,
-            )
-        accuracy = jnp.sum(result.correct * weights) / count
-        ctx.add_summary("accuracy", accuracy, reduction="weighted_mean", weight=num_tokens)
-        ctx.add_summary("num_tokens", num_tokens, reduction="sum")
+        add_token_losses(ctx, result, target_mask, self.cfg.z_loss_weight)
+        if self.multi_token is not None and ctx.is_training:
+            outputs = self.multi_token(hidden, embeddings, info)
+            for depth, output in enumerate(outputs, start=1):
+                self._add_depth_loss(depth, len(outputs), output, target_ids, target_mask, info)
         return result
+
+    def _add_depth_loss(
+        self,
+        depth: int,
+        num_depths: int,
+        output: jax.Array,
+        target_ids: jax.Array,
+        target_mask: jax.Array,
+        info: SequenceInfo,
+    ) -> None:
+        """Adds the loss of the token ``depth`` after the next, within each document."""
+
+        def later(x: jax.Array) -> jax.Array:  # what belongs to token i + depth; 0 past the end
+            return jnp.pad(x[:, depth:], ((0, 0), (0, depth)))
+
+        counts = later(target_mask)
+        if info.segment_ids is not None:
+            counts = jnp.where(later(info.segment_ids) == info.segment_ids, counts, 0)
+        result = self._head.cross_entropy(output, later(target_ids), counts)
+        num_tokens = jnp.sum((counts != 0).astype(jnp.float32))
+        assert self.multi_token is not None
+        self._context.add_loss(
+            f"multi_token_{depth}",
+            jnp.sum(result.loss) / jnp.maximum(num_tokens, 1.0),
+            weight=self.multi_token.cfg.loss_weight / num_depths,
+            num_items=num_tokens,
+        )
 
     def logits(
         self,
         input_ids: jax.Array,
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
+        prefix_lengths: jax.Array | None = None,
+        token_values: Mapping[str, jax.Array] | None = None,
     ) -> jax.Array:
-        """int32 (batch, seq) -> float32 (batch, seq, vocab_size)."""
-        return self._head.logits(self._hidden(input_ids, segment_ids, positions))
+        """int32 (batch, seq) -> float32 (batch, seq, vocab_size); arguments as of ``forward``."""
+        info = _info(input_ids, segment_ids, positions, prefix_lengths, token_values)
+        return self._head.logits(self._body(self.embedding(input_ids), info))
 
-    def prefill(self, input_ids: jax.Array, positions: jax.Array) -> jax.Array:
+    def prefill(
+        self,
+        input_ids: jax.Array,
+        positions: jax.Array,
+        prefix_lengths: jax.Array | None = None,
+        token_values: Mapping[str, jax.Array] | None = None,
+    ) -> jax.Array:
         """Reads prompts into the caches.
 
         Args:
             input_ids: int32 (batch, seq).
             positions: int32 (batch, seq); -1 marks padding, which is neither stored nor seen.
+            prefix_lengths: int32 (batch,) as of ``forward``; None: the whole prompt is the prefix
+                of layers whose mask is ``PrefixLM(None)``.
+            token_values: As of ``forward``.
 
         Returns:
             float32 (batch, vocab_size): scores after each row's last token. The caches come back as
             state updates.
         """
-        return self._through_cache(input_ids, positions, "prefill")
+        if prefix_lengths is None:
+            prefix_lengths = jnp.max(positions, axis=1) + 1
+        info = SequenceInfo(
+            positions,
+            token_values=token_values or {},
+            prefix_lengths=prefix_lengths,
+            purpose="prefill",
+        )
+        return self._last_logits(input_ids, info)
 
-    def decode(self, input_ids: jax.Array, positions: jax.Array) -> jax.Array:
-        """Like ``prefill`` for the next tokens of each row, int32 (batch, seq), usually seq 1."""
-        return self._through_cache(input_ids, positions, "decode")
-
-    def _through_cache(self, input_ids: jax.Array, positions: jax.Array, purpose) -> jax.Array:
-        info = SequenceInfo(positions=positions, purpose=purpose)
-        hidden = self._run(input_ids, info)
-        last = jnp.argmax(positions, axis=1)
-        return self._head.logits(hidden[jnp.arange(hidden.shape[0]), last])
-
-    def _hidden(
+    def decode(
         self,
         input_ids: jax.Array,
-        segment_ids: jax.Array | None,
-        positions: jax.Array | None,
+        positions: jax.Array,
+        token_values: Mapping[str, jax.Array] | None = None,
     ) -> jax.Array:
-        if positions is None:
-            row = jnp.arange(input_ids.shape[1], dtype=jnp.int32)
-            positions = jnp.broadcast_to(row, input_ids.shape)
-        return self._run(input_ids, SequenceInfo(positions=positions, segment_ids=segment_ids))
+        """Like ``prefill`` for the next tokens of each row, int32 (batch, seq), usually seq 1."""
+        info = SequenceInfo(positions, token_values=token_values or {}, purpose="decode")
+        return self._last_logits(input_ids, info)
 
-    def _run(self, input_ids: jax.Array, info: SequenceInfo) -> jax.Array:
-        x = self.embedding(input_ids)
+    def _last_logits(self, input_ids: jax.Array, info: SequenceInfo) -> jax.Array:
+        hidden = self._body(self.embedding(input_ids), info)
+        last = jnp.argmax(info.positions, axis=1)
+        return self._head.logits(hidden[jnp.arange(hidden.shape[0]), last])
+
+    def _body(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
+        """From embeddings to what the head reads, (batch, seq, model_dim)."""
         if self.position is not None:
             x = self.position(x, info)
         return self.decoder(self.dropout(x), info)
+
+
+def _info(
+    input_ids: jax.Array,
+    segment_ids: jax.Array | None,
+    positions: jax.Array | None,
+    prefix_lengths: jax.Array | None,
+    token_values: Mapping[str, jax.Array] | None,
+) -> SequenceInfo:
+    """What whole sequences of (batch, seq) tokens are known by; positions default to indices."""
+    if positions is None:
+        row = jnp.arange(input_ids.shape[1], dtype=jnp.int32)
+        positions = jnp.broadcast_to(row, input_ids.shape)
+    return SequenceInfo(
+        positions,
+        segment_ids,
+        token_values=token_values or {},
+        prefix_lengths=prefix_lengths,
+    )

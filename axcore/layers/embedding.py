@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from axcore import ops
 from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
-from axcore.layers.initializers import Normal, VarianceScaling
+from axcore.layers.initializers import Normal, VarianceScaling, Zeros
 from axcore.layers.linear import replacement
 from axcore.layers.roles import BaseEmbedding, BaseHead, BasePosition, SequenceInfo
 from axcore.module import Initializer
@@ -31,6 +31,10 @@ class Embedding(BaseEmbedding):
         weight_init: Initializer = Normal(stddev=0.02)
         # Multiplies the looked-up embeddings (Gemma: sqrt(input_dim)); the head is not scaled.
         embedding_scale: float = 1.0
+        # Multiplies the hidden states that the tied head reads (T5: input_dim ** -0.5).
+        head_scale: float = 1.0
+        # Whether the tied head has a bias (vocab_size,) of its own (BERT).
+        head_bias: bool = False
         logit_cap: float | None = None
         dot: DotGeneral.Config = DotGeneral.Config()
 
@@ -45,6 +49,10 @@ class Embedding(BaseEmbedding):
             fan_in_dims=(1,),
             fan_out_dims=(0,),
         )
+        if cfg.head_bias:
+            self._add_weight(
+                "head_bias", (cfg.vocab_size,), ("vocab",), Zeros(), weight_decay=False
+            )
         self.dot = self._add_child("dot", cfg.dot, DotGeneral)
 
     def forward(self, ids: jax.Array) -> jax.Array:
@@ -57,13 +65,20 @@ class Embedding(BaseEmbedding):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """(..., input_dim) -> float32 (..., vocab_size)."""
         dims = (((hidden.ndim - 1,), (1,)), ((), ()))
-        return _logits(self, hidden, dims)
+        return _logits(self, self._scaled(hidden), dims, self._bias())
 
     def cross_entropy(
         self, hidden: jax.Array, targets: jax.Array, mask: jax.Array | None = None
     ) -> LinearCrossEntropy:
         """Returns per-token losses of (batch, seq, input_dim); full logits never exist."""
-        return _cross_entropy(self, hidden, targets, mask, "vd")
+        return _cross_entropy(self, self._scaled(hidden), targets, mask, "vd", self._bias())
+
+    def _scaled(self, hidden: jax.Array) -> jax.Array:
+        scale = self.cfg.head_scale
+        return hidden if scale == 1.0 else hidden * jnp.asarray(scale, hidden.dtype)
+
+    def _bias(self) -> jax.Array | None:
+        return self._param("head_bias", "float32") if self.cfg.head_bias else None
 
 
 class LMHead(BaseHead):
@@ -72,6 +87,7 @@ class LMHead(BaseHead):
     class Config(BaseHead.Config):
         """The model sets ``input_dim`` and ``vocab_size``."""
 
+        bias: bool = False
         weight_init: Initializer = VarianceScaling()
         logit_cap: float | None = None
         dot: DotGeneral.Config = DotGeneral.Config()
@@ -87,23 +103,32 @@ class LMHead(BaseHead):
             fan_in_dims=(0,),
             fan_out_dims=(1,),
         )
+        if cfg.bias:
+            self._add_weight("bias", (cfg.vocab_size,), ("vocab",), Zeros(), weight_decay=False)
         self.dot = self._add_child("dot", cfg.dot, DotGeneral)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """(..., input_dim) -> float32 (..., vocab_size)."""
-        return _logits(self, hidden, (((hidden.ndim - 1,), (0,)), ((), ())))
+        return _logits(self, hidden, (((hidden.ndim - 1,), (0,)), ((), ())), self._bias())
 
     def cross_entropy(
         self, hidden: jax.Array, targets: jax.Array, mask: jax.Array | None = None
     ) -> LinearCrossEntropy:
         """Returns per-token losses of (batch, seq, input_dim); full logits never exist."""
-        return _cross_entropy(self, hidden, targets, mask, "dv")
+        return _cross_entropy(self, hidden, targets, mask, "dv", self._bias())
+
+    def _bias(self) -> jax.Array | None:
+        return self._param("bias", "float32") if self.cfg.bias else None
 
 
-def _logits(head: Embedding | LMHead, hidden: jax.Array, dims: Any) -> jax.Array:
+def _logits(
+    head: Embedding | LMHead, hidden: jax.Array, dims: Any, bias: jax.Array | None
+) -> jax.Array:
     hidden = hidden.astype(head.compute_dtype)
     weight = head._param("weight")
     logits = head.dot(hidden, weight, dims, preferred_element_type=jnp.float32)
+    if bias is not None:
+        logits = logits + bias
     cap = head.cfg.logit_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -114,10 +139,19 @@ def _cross_entropy(
     targets: jax.Array,
     mask: jax.Array | None,
     layout: Literal["vd", "dv"],
+    bias: jax.Array | None,
 ) -> LinearCrossEntropy:
+    hidden = hidden.astype(head.compute_dtype)
+    weight = head._param("weight")
+    if bias is not None:
+        # One more dim that is always 1, so that every kernel serves a head with a bias.
+        axis = layout.index("d")
+        hidden = jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)
+        column = jnp.expand_dims(bias.astype(weight.dtype), axis)
+        weight = jnp.concatenate([weight, column], axis=axis)
     return ops.linear_cross_entropy(
-        hidden.astype(head.compute_dtype),
-        head._param("weight"),
+        hidden,
+        weight,
         targets,
         mask,
         layout=layout,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from axcore.layers.roles import BaseKVCache, SequenceInfo
+from axcore.layers.roles import BaseKVCache, BaseMultiToken, SequenceInfo
 from axcore.module import Module, no_context
 from axcore.ops import DenseKV
 
@@ -103,6 +103,8 @@ def init_cache(
         return module.init(batch, room)
     caches: dict[str, Any] = {}
     for name, child in module.children.items():
+        if isinstance(child, BaseMultiToken):  # runs in training only
+            continue
         cache = init_cache(child, batch, max_len, memory_len=memory_len)
         if cache and isinstance(child.layers, range):
             num = len(child.layers)

@@ -28,7 +28,9 @@ __all__ = [
     "BaseFeedForward",
     "BaseHead",
     "BaseKVCache",
+    "BaseMultiToken",
     "BaseNorm",
+    "BasePooler",
     "BasePosition",
     "BaseQKV",
     "BaseQueryKeyTransform",
@@ -304,3 +306,47 @@ class BaseDropout(Layer):
     @abc.abstractmethod
     def forward(self, x: jax.Array) -> jax.Array:
         """Returns ``x``, or in training its noisy form."""
+
+
+class BasePooler(Layer):
+    """Makes one vector of a sequence."""
+
+    class Config(Layer.Config):
+        """The model sets ``input_dim``."""
+
+        input_dim: Required[int] = REQUIRED
+
+    @abc.abstractmethod
+    def forward(self, hidden: jax.Array, valid: jax.Array | None = None) -> jax.Array:
+        """(batch, seq, input_dim) -> (batch, input_dim).
+
+        Args:
+            hidden: The encoder's output.
+            valid: (batch, seq) bool, False for padding; None: there is none.
+        """
+
+
+class BaseMultiToken(Layer):
+    """Predicts further tokens than the next in training; see ``CausalLM.Config.multi_token``."""
+
+    class Config(Layer.Config):
+        """The model sets ``input_dim``."""
+
+        input_dim: Required[int] = REQUIRED
+        # Weight of the mean of the depths' losses (0.3, then 0.1 in arXiv:2412.19437, section 4.2).
+        loss_weight: float = 0.3
+
+    @abc.abstractmethod
+    def forward(
+        self, hidden: jax.Array, embeddings: jax.Array, info: SequenceInfo
+    ) -> tuple[jax.Array, ...]:
+        """Returns (batch, seq, input_dim) for each depth, from which the model's head predicts.
+
+        Args:
+            hidden: (batch, seq, input_dim), the decoder's output.
+            embeddings: (batch, seq, input_dim), looked up from the same tokens.
+            info: Of the sequence.
+
+        Returns:
+            Depth k (from 1) at token i is for token i + k + 1.
+        """

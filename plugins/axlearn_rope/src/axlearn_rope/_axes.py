@@ -51,13 +51,13 @@ class MultiAxis:
             )
         num, total = len(sections), sum(sections)
         if self.layout == "interleaved" and any(
-            axis + num * (count - 1) >= total for axis, count in enumerate(sections)
+            axis > 0 and axis + num * (count - 1) >= total for axis, count in enumerate(sections)
         ):
             raise ConfigError(
                 f"MultiAxis(sections={sections!r}) cannot be interleaved: dealt out in turn, an "
                 f"axis would run past the last of {total} frequencies",
                 code="AX382",
-                hint="give axis 0 the largest section, such as (24, 20, 20), or use blocks",
+                hint="make the later sections smaller, as in (24, 20, 20), or use blocks",
             )
 
     def axis_of_frequency(self) -> tuple[int, ...]:

@@ -88,16 +88,38 @@ def axcore_layers() -> Iterable[LayerSpec]:
         for name in (
             "Linear",
             "Embedding",
+            "LMHead",
+            "LearnedPositions",
             "RMSNorm",
             "LayerNorm",
             "Dropout",
             "Attention",
+            "CrossAttention",
+            "QKV",
+            "FusedQKV",
+            "QKNorm",
+            "QueryKeyChain",
+            "ALiBi",
+            "RelativePositionBias",
+            "RelativePositionTable",
+            "ContiguousKVCache",
             "FeedForward",
             "TransformerLayer",
+            "PostNormTransformerLayer",
+            "ParallelTransformerLayer",
+            "CrossTransformerLayer",
             "StackedTransformer",
             "RepeatedTransformer",
             "Decoder",
+            "Encoder",
+            "FirstTokenPooler",
+            "MeanPooler",
+            "MultiTokenPrediction",
+            "PatchEmbedding",
             "CausalLM",
+            "EncoderModel",
+            "EncoderDecoder",
+            "VisionTransformer",
         )
     )
 
@@ -138,7 +160,13 @@ def axcore_sources() -> Iterable[NamedSpec]:
 
 @hookimpl
 def axcore_tokenizers() -> Iterable[NamedSpec]:
-    return (NamedSpec("byte", "axcore.data:ByteTokenizer"),)
+    return (
+        NamedSpec("byte", "axcore.data:ByteTokenizer"),
+        NamedSpec("hf", "axcore.data:HFTokenizer"),
+        NamedSpec("sentencepiece", "axcore.data:SentencePieceTokenizer"),
+        NamedSpec("tiktoken", "axcore.data:TiktokenTokenizer"),
+        NamedSpec("gguf", "axcore.data:GGUFTokenizer"),
+    )
 
 
 @hookimpl

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("axcore.cli.train", "train an experiment, or go on with it"),
     "eval": ("axcore.cli.eval", "evaluate a model directory"),
     "generate": ("axcore.cli.generate", "continue a text with a model directory"),
+    "tokenizer": ("axcore.cli.tokenizer", "train a tokenizer, and see what tokens it makes"),
     "config": ("axcore.cli.config", "show, compare and explain configs"),
     "plugins": ("axcore.cli.plugins", "list, inspect, check and start plugins"),
     "doctor": ("axcore.cli.doctor", "show what is installed, what works and what to fix"),

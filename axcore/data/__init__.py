@@ -25,7 +25,10 @@ from axcore.data._reference import bits_per_byte, reference_bits_per_byte
 from axcore.data._sentencepiece import SentencePieceTokenizer
 from axcore.data._source import BaseSource, Document, Skipped
 from axcore.data._text_files import TextFiles
+from axcore.data._tiktoken import TiktokenTokenizer
 from axcore.data._tokenizer_files import FileTokenizer
+from axcore.data._tokenizer_search import find_tokenizer
+from axcore.data._tokenizer_training import train_tokenizer
 from axcore.data._tokenizers import BaseTokenizer, ByteTokenizer, load_tokenizer
 
 __all__ = [
@@ -49,9 +52,12 @@ __all__ = [
     "Skipped",
     "TextFiles",
     "TextInput",
+    "TiktokenTokenizer",
     "bits_per_byte",
     "empty_batch",
+    "find_tokenizer",
     "load_tokenizer",
     "merge_states",
     "reference_bits_per_byte",
+    "train_tokenizer",
 ]

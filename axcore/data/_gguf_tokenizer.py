@@ -19,6 +19,7 @@ import numpy as np
 
 from axcore.data._hf_tokenizer import TokenizersBackend
 from axcore.data._sentencepiece import SentencePieceBackend
+from axcore.data._split_patterns import SEQUENCES
 from axcore.data._tokenizer_files import Backend, Conventions, FileTokenizer, parse_json, require
 from axcore.errors import DataError, did_you_mean
 
@@ -30,33 +31,6 @@ _PREFIX = "tokenizer."
 # Kinds of tokens; SentencePiece numbers them alike.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_ENDINGS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
-_QWEN2 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_CASED = f"{_BEFORE}[{_UPPER}]*[{_LOWER}]+%s|{_BEFORE}[{_UPPER}]+[{_LOWER}]*%s"
-_SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = _CASED % ("", "") + r"|\p{N}" + _SLASHED
-_GPT4O = _CASED % (f"{_ENDINGS}?", f"{_ENDINGS}?") + r"|\p{N}{1,3}" + _SLASHED
-_DIGITS = r"\p{N}"
-
-# Name of the pre-tokenizer -> expressions that split the text, one after another.
-_PRE: dict[str, tuple[str, ...]] = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    "gpt-2": (_GPT2,),
-    "smollm": (_DIGITS, _GPT2),
-    "llama-bpe": (_LLAMA3,),
-    "qwen2": (_QWEN2,),
-    "tekken": (_TEKKEN,),
-    "gpt-4o": (_GPT4O,),
-}
-_PRE |= {name: _PRE["gpt-2"] for name in ("olmo", "mpt", "phi-2", "gigachat", "roberta-bpe")}
-_PRE |= {name: _PRE["smollm"] for name in ("starcoder", "refact", "command-r", "codeshell")}
-_PRE |= {name: _PRE["llama-bpe"] for name in ("llama3", "llama-v3", "dbrx", "smaug-bpe")}
-_PRE |= {name: _PRE["qwen2"] for name in ("stablelm2", "deepseek-r1-qwen")}
 # Whole words of the vocabulary are taken before merging.
 _IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken")
 
@@ -144,12 +118,12 @@ class GGUFTokenizer(FileTokenizer):
         tokens, types = self._tokens(data)
         merges = self._list(data, "tokenizer.ggml.merges", str)
         pre = data.get("tokenizer.ggml.pre", "default")
-        if pre not in _PRE:
+        if pre not in SEQUENCES:
             raise DataError(
                 f"the pre-tokenizer {pre!r} is not known",
                 code="AX537",
                 where=self._where,
-                hint=did_you_mean(str(pre), _PRE) or f"known: {', '.join(sorted(_PRE))}",
+                hint=did_you_mean(str(pre), SEQUENCES) or f"known: {', '.join(sorted(SEQUENCES))}",
             )
         tokenizers = require("tokenizers", "this tokenizer")
         vocab = {token: i for i, token in enumerate(tokens)}
@@ -163,7 +137,7 @@ class GGUFTokenizer(FileTokenizer):
         )
         split, level = tokenizers.pre_tokenizers.Split, tokenizers.pre_tokenizers.ByteLevel
         made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-            [split(tokenizers.Regex(pattern), "isolated") for pattern in _PRE[pre]]
+            [split(tokenizers.Regex(pattern), "isolated") for pattern in SEQUENCES[pre]]
             + [level(add_prefix_space=False, use_regex=False)]
         )
         made.decoder = tokenizers.decoders.ByteLevel()

@@ -79,5 +79,4 @@ class HFTokenizer(FileTokenizer):
 
     def _conventions_of(self, files: Mapping[str, bytes], backend: Any) -> Conventions:
         said = conventions_beside(files, backend)
-        opens = said.bos_id is not None and backend.opening() == said.bos_id
-        return dataclasses.replace(said, add_bos=said.add_bos or opens)
+        return dataclasses.replace(said, opening=backend.opening())

@@ -29,7 +29,9 @@ class SentencePieceBackend:
     def __init__(self, model: bytes):
         sentencepiece = require("sentencepiece", "this tokenizer")
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.vocab_size: int = self.processor.vocab_size()
+        self.vocab_size: int = self.processor.vocab_size() if model else 0
+        if not self.vocab_size:
+            raise ValueError("the model has no pieces")
         ids = range(self.vocab_size)
         self.special: Mapping[str, int] = {
             self.processor.id_to_piece(i): i for i in ids if self.processor.is_control(i)

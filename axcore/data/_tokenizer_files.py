@@ -69,6 +69,7 @@ class Conventions:
         pad_id: Id that fills up.
         stop_ids: Ids besides ``eos_id`` that end an answer.
         add_bos: Whether a prompt opens with bos.
+        opening: Id that the files put before every text: if it is bos, a prompt opens with it.
         chat_template: A jinja template.
     """
 
@@ -77,6 +78,7 @@ class Conventions:
     pad_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     add_bos: bool = False
+    opening: int | None = None
     chat_template: str | None = None
 
 
@@ -212,9 +214,9 @@ class FileTokenizer(BaseTokenizer):
                         hint=f"special tokens: {', '.join(list(backend.special)[:20])}",
                     )
                 changes[f"{name}_id"] = found
-        if cfg.add_bos is not None:
-            changes["add_bos"] = cfg.add_bos
-        return dataclasses.replace(said, **changes)
+        said = dataclasses.replace(said, **changes)
+        opens = said.add_bos or (said.opening is not None and said.opening == said.bos_id)
+        return dataclasses.replace(said, add_bos=opens if cfg.add_bos is None else cfg.add_bos)
 
     # -- the role ----------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ def qwen3(*sizes: int, tied: bool = False) -> Llama:
 # Totals as the repositories of the weights state them (huggyllama, meta-llama, HuggingFaceTB, Qwen;
 # a tied head counted once), dims from their config.json.
 PUBLISHED = {
+    "glassllm": Llama(852_608, 1024, 128, 4, 4, 2, 341, tied=True),
     "fuji-7B-v1": Llama(6_738_415_616, 32000, 4096, 32, 32, 32, 11008),
     "fuji-13B-v1": Llama(13_015_864_320, 32000, 5120, 40, 40, 40, 13824),
     "fuji-33B-v1": Llama(32_528_943_616, 32000, 6656, 60, 52, 52, 17920),

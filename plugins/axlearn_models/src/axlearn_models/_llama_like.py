@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from axcore.config import config_for, scaled
+from axcore.errors import ConfigError
 from axcore.layers import (
     QKV,
     Attention,
@@ -28,10 +29,13 @@ from axlearn_rope import RoPE
 
 __all__ = [
     "attention_of",
+    "initialized",
     "learning_rate",
     "llama_like",
+    "normalized",
     "pretraining",
     "resized",
+    "rope_of",
     "shrunk",
     "trained_on",
 ]
@@ -181,6 +185,37 @@ def attention_of(cfg: Trainer.Config) -> Any:
     return model.decoder.layer.attention
 
 
+def rope_of(cfg: Trainer.Config) -> RoPE.Config:
+    """Returns the node of the rotary embedding, which all layers share.
+
+    Raises:
+        ConfigError: There is none, or several.
+    """
+    found = cfg.model.find(RoPE.Config)
+    if len(found) != 1:
+        raise ConfigError(
+            f"the model has {len(found)} rotary embeddings, expected one for all layers",
+            code="AX391",
+            where=", ".join(found) or "model",
+        )
+    return next(iter(found.values()))
+
+
+def normalized(cfg: Trainer.Config, *, eps: float) -> Trainer.Config:
+    """Sets what every RMSNorm adds to its mean square and returns the config."""
+    for norm in cfg.model.find(RMSNorm.Config).values():
+        norm.set(eps=eps)
+    return cfg
+
+
+def initialized(cfg: Trainer.Config, *, stddev: float) -> Trainer.Config:
+    """Sets the standard deviation of every initial matrix and returns the config."""
+    for kind in (Embedding.Config, Linear.Config, LMHead.Config):
+        for weights in cfg.model.find(kind).values():
+            weights.set(weight_init=Normal(stddev=stddev))
+    return cfg
+
+
 def resized(
     cfg: Trainer.Config,
     *,
@@ -231,5 +266,6 @@ def shrunk(cfg: Trainer.Config, *, num_kv_heads: int | None = None) -> Trainer.C
     )
     cfg.model.set(compute_dtype=None)
     cfg.set(batch_size=8, seq_len=64, log_every_n_steps=1, sample_prompt="The ")
+    cfg.set_path("evalers.heldout.max_documents", 20)
     learning_rate(cfg).set(peak=5e-3)
     return trained_on(cfg, tokens=200 * 8 * 64, warmup_steps=10)

@@ -28,6 +28,9 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "fuji-3B-v3": "Llama 3.2 3B",
         "fuji-test-v3": "Llama 3.1's structure, seconds on a laptop",
     },
+    "glassllm": {
+        "glassllm": "the models of the package glassllm",
+    },
     "smollm2": {
         "smollm2-135M": "SmolLM2 135M",
         "smollm2-360M": "SmolLM2 360M",
@@ -55,6 +58,15 @@ _MEMBERS: dict[str, dict[str, str]] = {
     },
 }
 
+# Format and architecture of foreign files -> the class in FAMILY/convert.py that reads them.
+_CONVERTERS = {
+    "hf:LlamaForCausalLM": ("fuji", "HuggingFaceLlama"),
+    "hf:Qwen2ForCausalLM": ("qwen2", "HuggingFaceQwen2"),
+    "hf:Qwen3ForCausalLM": ("qwen3", "HuggingFaceQwen3"),
+    "gguf:llama": ("fuji", "GGUFLlama"),
+    "npz:glassllm": ("glassllm", "GlassLM"),
+}
+
 
 @hookimpl
 def axcore_experiments() -> Iterable[NamedSpec]:
@@ -63,6 +75,15 @@ def axcore_experiments() -> Iterable[NamedSpec]:
         NamedSpec(name, f"axlearn_models.{family}.config:{_function(name)}", description=text)
         for family, members in _MEMBERS.items()
         for name, text in members.items()
+    )
+
+
+@hookimpl
+def axcore_converters() -> Iterable[NamedSpec]:
+    """The published weights that can be read, and most of them written."""
+    return tuple(
+        NamedSpec(name, f"axlearn_models.{family}.convert:{cls}")
+        for name, (family, cls) in _CONVERTERS.items()
     )
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 from axcore import experiments
 from axcore.train import Trainer
 from axlearn_models._llama_like import (
-    attention_of,
     learning_rate,
     llama_like,
+    normalized,
     pretraining,
     resized,
+    rope_of,
     shrunk,
     trained_on,
 )
-from axlearn_rope import Llama3Scaling, RoPE
+from axlearn_rope import Llama3Scaling
 
 # -- v1: Llama 1. 2,048 tokens, 32,000 sentencepiece tokens, batches of 4M tokens ------------------
 
@@ -53,7 +54,7 @@ def fuji_33b_v1() -> Trainer.Config:
 def fuji_65b_v1() -> Trainer.Config:
     """Llama 1 65B: 65,285,660,672 parameters, 1.4T tokens."""
     cfg = experiments.get("fuji-33B-v1")
-    cfg.model.at("decoder.**.*norm").set(eps=1e-5)
+    normalized(cfg, eps=1e-5)
     return resized(cfg, model_dim=8192, num_layers=80, num_heads=64, hidden_dim=22_016)
 
 
@@ -68,7 +69,7 @@ def fuji_test_v1() -> Trainer.Config:
 def fuji_7b_v2() -> Trainer.Config:
     """Llama 2 7B: 6,738,415,616 parameters, 2.0T tokens."""
     cfg = experiments.get("fuji-7B-v1")
-    cfg.model.at("decoder.**.*norm").set(eps=1e-5)
+    normalized(cfg, eps=1e-5)
     cfg.learner.optimizer.set(eps=1e-5)
     cfg.set(seq_len=4096, batch_size=1024)
     return trained_on(cfg, tokens=2.0e12, warmup_steps=2000)
@@ -103,7 +104,7 @@ def fuji_8b_v3() -> Trainer.Config:
     """Llama 3 8B: 8,030,261,248 parameters, 15T tokens."""
     cfg = experiments.get("fuji-7B-v2")
     resized(cfg, vocab_size=128_256, hidden_dim=14_336, num_kv_heads=8)
-    attention_of(cfg).set(query_key_transform=RoPE.Config(base=500_000.0))
+    rope_of(cfg).set(base=500_000.0)
     cfg.learner.optimizer.set(eps=1e-8)
     learning_rate(cfg).set(end_ratio=0.01)
     cfg.set(seq_len=8192, batch_size=2048)
@@ -165,5 +166,5 @@ def _long_context(cfg: Trainer.Config, *, factor: float) -> Trainer.Config:
         high_freq_factor=4.0,
         original_max_seq_len=8192,
     )
-    attention_of(cfg).query_key_transform.set(scaling=scaling)
+    rope_of(cfg).set(scaling=scaling)
     return cfg

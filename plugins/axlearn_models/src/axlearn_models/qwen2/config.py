@@ -12,7 +12,7 @@ from typing import Any
 from axcore import experiments
 from axcore.layers import LMHead, Normal
 from axcore.train import Trainer
-from axlearn_models._llama_like import llama_like, pretraining, resized, shrunk
+from axlearn_models._llama_like import llama_like, normalized, pretraining, resized, shrunk
 
 
 def qwen2_5_0_5b() -> Trainer.Config:
@@ -64,7 +64,7 @@ def qwen2_5_7b() -> Trainer.Config:
 def qwen2_5_14b() -> Trainer.Config:
     """Qwen2.5 14B: 14,770,033,664 parameters, norms with 1e-5 from here on."""
     cfg = experiments.get("qwen2.5-7B")
-    cfg.model.at("decoder.**.*norm").set(eps=1e-5)
+    normalized(cfg, eps=1e-5)
     return resized(
         cfg, model_dim=5120, num_layers=48, num_heads=40, num_kv_heads=8, hidden_dim=13_824
     )

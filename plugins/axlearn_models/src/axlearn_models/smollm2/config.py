@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from axcore import experiments
 from axcore.config import config_for, scaled
-from axcore.layers import Embedding, Linear, Normal
 from axcore.train import Trainer, schedules
 from axlearn_models._llama_like import (
-    attention_of,
+    initialized,
     llama_like,
     pretraining,
     resized,
+    rope_of,
     shrunk,
     trained_on,
 )
@@ -40,7 +40,7 @@ def smollm2_1_7b() -> Trainer.Config:
 def smollm2_360m() -> Trainer.Config:
     """SmolLM2 360M: 361,821,120 parameters, 4T tokens; linear decay over the last fifth."""
     cfg = experiments.get("smollm2-1.7B")
-    attention_of(cfg).query_key_transform.set(base=100_000.0)
+    rope_of(cfg).set(base=100_000.0)
     cfg.learner.optimizer.set(learning_rate=_stable(peak=3e-3, decay=0.2))
     trained_on(cfg, tokens=4e12, warmup_steps=2000)
     return resized(cfg, model_dim=960, num_layers=32, num_heads=15, num_kv_heads=5, hidden_dim=2560)
@@ -50,10 +50,7 @@ def smollm2_135m() -> Trainer.Config:
     """SmolLM2 135M: 134,515,008 parameters, 2T tokens; initial deviation 1 / sqrt(576)."""
     cfg = experiments.get("smollm2-360M")
     trained_on(cfg, tokens=2e12, warmup_steps=2000)
-    init = Normal(stddev=1 / 24)
-    for layer in (Embedding.Config, Linear.Config):
-        for weights in cfg.model.find(layer).values():
-            weights.set(weight_init=init)
+    initialized(cfg, stddev=1 / 24)
     return resized(cfg, model_dim=576, num_layers=30, num_heads=9, num_kv_heads=3, hidden_dim=1536)
 
 

@@ -1,0 +1,359 @@
+"""What the ``config.json`` and the tensors of Hugging Face's Llama-like models have in common.
+
+Reading refuses what is not implemented: a value that a family does not compute, and any setting
+that nobody read and that says something (``None``, ``False`` and empty ones say nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from axcore.checkpoint.convert import (
+    Flatten,
+    Ignored,
+    Rule,
+    Settings,
+    TensorRule,
+    Tied,
+    TorchLinear,
+)
+from axcore.errors import CheckpointError
+from axcore.layers import LMHead, RMSNorm
+from axcore.ops.masks import Causal
+from axcore.train import Trainer
+from axlearn_models._llama_like import attention_of, initialized, normalized, resized, rope_of
+from axlearn_rope import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RoPE,
+    RoPEScaling,
+    YaRNScaling,
+)
+
+__all__ = [
+    "ATTENTION_NAMES",
+    "FEED_FORWARD_NAMES",
+    "QKV_NAMES",
+    "bias_of",
+    "cannot_say",
+    "check_all_read",
+    "llama_like_from",
+    "llama_like_rules",
+    "llama_like_to",
+    "rope_from",
+    "rope_to",
+    "set_bias",
+    "settings_of",
+]
+
+# They describe the files, the tokens or the training, and change nothing of what is computed.
+_HARMLESS = (
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "label2id",
+    "max_window_layers",  # of a sliding window that is off
+    "pad_token_id",
+    "pretraining_tp",
+    "return_dict",
+    "sliding_window",  # its size, while use_sliding_window is off
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers.js_config",
+    "transformers_version",
+    "use_cache",
+)
+_LAYER, _OURS = "model.layers.{i}", "decoder/layer/{i}"
+QKV_NAMES = ("attention.qkv.query", "attention.qkv.key", "attention.qkv.value")
+ATTENTION_NAMES = (*QKV_NAMES, "attention.output")
+FEED_FORWARD_NAMES = ("feed_forward.up", "feed_forward.gate", "feed_forward.down")
+
+
+def settings_of(foreign: Mapping[str, Any]) -> Settings:
+    """Returns foreign settings as those that remember what was read."""
+    return foreign if isinstance(foreign, Settings) else Settings(foreign, "config.json")
+
+
+def llama_like_from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
+    """Gives a Llama-like experiment the dims of a ``config.json`` and returns it.
+
+    Biases are the caller's, who calls :func:`check_all_read` at the end.
+
+    Args:
+        settings: The settings.
+        cfg: An experiment of the family; its structure and recipe stay.
+
+    Raises:
+        CheckpointError: A setting is missing or not implemented (AX614).
+    """
+    settings.expect("hidden_act", "silu", "swish")
+    settings.expect("attention_dropout", 0, default=0)
+    settings.expect("rope_interleaved", False, default=False)
+    settings.expect("is_llama_config", True, default=True)
+    settings.expect("chunk_size_feed_forward", 0, default=0)
+    settings.expect("use_sliding_window", False, default=False)
+    kinds = settings.get("layer_types")
+    if kinds is not None and set(kinds) != {"full_attention"}:
+        raise CheckpointError(
+            f"the setting 'layer_types' names {sorted(set(kinds))}; implemented: 'full_attention'",
+            code="AX614",
+            hint="the converted model would compute something else, so it is refused",
+        )
+    num_heads = settings.require("num_attention_heads", int)
+    resized(
+        cfg,
+        vocab_size=settings.require("vocab_size", int),
+        model_dim=settings.require("hidden_size", int),
+        num_layers=settings.require("num_hidden_layers", int),
+        hidden_dim=settings.require("intermediate_size", int),
+        num_heads=num_heads,
+        num_kv_heads=settings.get("num_key_value_heads", num_heads),
+        head_dim=settings.get("head_dim"),
+    )
+    model: Any = cfg.model
+    tied = settings.get("tie_word_embeddings", False)
+    model.set(compute_dtype=None, lm_head=None if tied else LMHead.Config())
+    initialized(cfg, stddev=float(settings.get("initializer_range", 0.02)))
+    normalized(cfg, eps=settings.require("rms_norm_eps", float))
+    limit = settings.require("max_position_embeddings", int)
+    model.set(max_seq_len=limit)
+    cfg.set(seq_len=min(cfg.seq_len, limit))
+    rope_of(cfg).set(**rope_from(settings, limit))
+    return cfg
+
+
+def check_all_read(settings: Settings) -> None:
+    """Refuses settings that say something and that nobody has read.
+
+    Raises:
+        CheckpointError: It names them (AX614).
+    """
+    settings.skip(*_HARMLESS)
+    unknown = []
+    for name in settings.unread():
+        value: Any = settings
+        for part in name.split(".") if name not in settings else (name,):
+            value = value[part]
+        if value is not None and value is not False and value != "" and value != ():
+            unknown.append(f"{name} = {value!r}")
+    if unknown:
+        raise CheckpointError(
+            f"settings that are not known here: {', '.join(unknown)}",
+            code="AX614",
+            hint="the converted model may compute something else, so they are refused; what "
+            "changes nothing can be deleted from the copy of the settings that is converted",
+        )
+
+
+def llama_like_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict[str, Any]:
+    """Returns the ``config.json`` of a Llama-like experiment: the inverse of `llama_like_from`.
+
+    Args:
+        cfg: The experiment.
+        architecture: Name of the class.
+        model_type: Short name of the family.
+
+    Raises:
+        CheckpointError: The config holds something that the format cannot say (AX622).
+    """
+    model: Any = cfg.model
+    layer, attention = model.decoder.layer, attention_of(cfg)
+    feed_forward = layer.feed_forward
+    kv_heads = attention.num_kv_heads
+    eps = {norm.eps for norm in model.find(RMSNorm.Config).values()}
+    for what, fine in {
+        "norms of different eps": len(eps) == 1,
+        "learned positions": model.position is None,
+        f"the activation {feed_forward.activation!r}": feed_forward.activation == "silu",
+        "a network without a gate": feed_forward.gate is not None,
+        "a scale of the embedding": model.embedding.embedding_scale == 1.0,
+        "a cap on the logits": attention.logit_cap is None and _head(cfg).logit_cap is None,
+        "a scale of the attention logits": attention.logit_scale is None,
+        f"the mask {attention.mask!r}": attention.mask == Causal(),
+        "a bias of the attention logits": attention.bias is None,
+        "attention sinks": not attention.sinks,
+        "norms after a branch": layer.attention_out_norm is None
+        and layer.feed_forward_out_norm is None,
+    }.items():
+        if not fine:
+            raise cannot_say(what, architecture)
+    limit = model.max_seq_len
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.model_dim,
+        "intermediate_size": feed_forward.hidden_dim,
+        "num_hidden_layers": model.decoder.num_layers,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_heads if kv_heads is None else kv_heads,
+        "head_dim": attention.head_dim or model.model_dim // attention.num_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": limit if isinstance(limit, int) else cfg.seq_len,
+        "rms_norm_eps": eps.pop(),
+        "rope_parameters": rope_to(rope_of(cfg), architecture),
+        "tie_word_embeddings": model.lm_head is None,
+        "attention_dropout": 0.0,
+    }
+
+
+def llama_like_rules() -> list[Rule]:
+    """Returns the tensors of a Llama-like model, biases and norms of queries and keys included."""
+    rules: list[Rule] = [
+        TensorRule("model.embed_tokens.weight", "embedding/weight"),
+        TensorRule(f"{_LAYER}.input_layernorm.weight", f"{_OURS}/attention_norm/scale"),
+        TensorRule(f"{_LAYER}.post_attention_layernorm.weight", f"{_OURS}/feed_forward_norm/scale"),
+        TensorRule("model.norm.weight", "decoder/final_norm/scale"),
+        TensorRule("lm_head.weight", "lm_head/weight", TorchLinear()),
+        Tied("lm_head.weight", same_as="model.embed_tokens.weight"),
+        Ignored(f"{_LAYER}.self_attn.rotary_emb.inv_freq", "computed from the rotary settings"),
+    ]
+    for name, ours in {"q": "qkv/query", "k": "qkv/key", "v": "qkv/value", "o": "output"}.items():
+        foreign, path = f"{_LAYER}.self_attn.{name}_proj", f"{_OURS}/attention/{ours}"
+        layout = TorchLinear(num_in=2 if name == "o" else 1)
+        rules.append(TensorRule(f"{foreign}.weight", f"{path}/weight", layout))
+        rules.append(TensorRule(f"{foreign}.bias", f"{path}/bias", Flatten()))
+    for name in ("up", "gate", "down"):
+        foreign, path = f"{_LAYER}.mlp.{name}_proj", f"{_OURS}/feed_forward/{name}"
+        rules.append(TensorRule(f"{foreign}.weight", f"{path}/weight", TorchLinear()))
+        rules.append(TensorRule(f"{foreign}.bias", f"{path}/bias"))
+    for name, ours in {"q": "query", "k": "key"}.items():
+        norm = f"{_OURS}/attention/query_key_transform/transform_0/{ours}_norm/scale"
+        rules.append(TensorRule(f"{_LAYER}.self_attn.{name}_norm.weight", norm))
+    return rules
+
+
+# -- rotary embeddings -----------------------------------------------------------------------------
+
+
+def rope_from(settings: Settings, limit: int) -> dict[str, Any]:
+    """Returns the fields of ``RoPE.Config`` that settings of either form stand for.
+
+    Args:
+        settings: With ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``.
+        limit: ``max_position_embeddings``.
+
+    Raises:
+        CheckpointError: A scheme, or one of its settings, is not implemented (AX614).
+    """
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or Settings({})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope.skip("type")
+    base = rope.get("rope_theta", settings.get("rope_theta", 10_000.0))
+    settings.skip("rope_theta", "rope_scaling")
+    fraction = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0))
+    original = rope.get("original_max_position_embeddings", limit)
+    rope.expect("rope_type", "default", "linear", "dynamic", "llama3", "yarn", default=kind)
+    rope.expect("type", "default", "linear", "dynamic", "llama3", "yarn", default=kind)
+    scaling: RoPEScaling | None = None
+    if kind == "linear":
+        scaling = LinearScaling(factor=rope.require("factor", float))
+    elif kind == "dynamic":
+        scaling = DynamicNTKScaling(
+            factor=rope.require("factor", float), original_max_seq_len=original
+        )
+    elif kind == "llama3":
+        scaling = Llama3Scaling(
+            factor=rope.require("factor", float),
+            low_freq_factor=rope.require("low_freq_factor", float),
+            high_freq_factor=rope.require("high_freq_factor", float),
+            original_max_seq_len=rope.require("original_max_position_embeddings", int),
+        )
+    elif kind == "yarn":
+        scaling = YaRNScaling(
+            factor=rope.require("factor", float),
+            original_max_seq_len=original,
+            beta_fast=float(rope.get("beta_fast") or 32.0),
+            beta_slow=float(rope.get("beta_slow") or 1.0),
+            mscale=rope.get("mscale"),
+            mscale_all_dim=rope.get("mscale_all_dim"),
+            attention_factor=rope.get("attention_factor"),
+            truncate=rope.get("truncate", True),
+        )
+    return {"base": float(base), "rotary_fraction": float(fraction), "scaling": scaling}
+
+
+def rope_to(rope: RoPE.Config, architecture: str) -> dict[str, Any]:
+    """Returns ``rope_parameters``: the inverse of :func:`rope_from`.
+
+    Raises:
+        CheckpointError: The format cannot say it (AX622).
+    """
+    if rope.pairing != "half" or rope.axes is not None:
+        raise cannot_say(f"rotary embeddings with pairing={rope.pairing!r}", architecture)
+    out: dict[str, Any] = {"rope_theta": rope.base}
+    if rope.rotary_fraction != 1.0:
+        out["partial_rotary_factor"] = rope.rotary_fraction
+    scaling = rope.scaling
+    match scaling:
+        case None:
+            return out | {"rope_type": "default"}
+        case LinearScaling(factor=factor):
+            return out | {"rope_type": "linear", "factor": factor}
+        case DynamicNTKScaling(factor=factor, seq_len=None):
+            out |= {"rope_type": "dynamic", "factor": factor}
+        case Llama3Scaling():
+            out |= {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+            }
+        case YaRNScaling():
+            out |= {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "mscale": scaling.mscale,
+                "mscale_all_dim": scaling.mscale_all_dim,
+                "attention_factor": scaling.attention_factor,
+                "truncate": scaling.truncate,
+            }
+            out = {name: value for name, value in out.items() if value is not None}
+        case _:
+            raise cannot_say(f"the scaling {scaling!r}", architecture)
+    return out | {"original_max_position_embeddings": scaling.original_max_seq_len}
+
+
+# -- biases ----------------------------------------------------------------------------------------
+
+
+def set_bias(cfg: Trainer.Config, *names: str, bias: bool) -> None:
+    """Sets ``bias`` of layers, named by their path below the transformer layer."""
+    model: Any = cfg.model
+    for name in names:
+        model.decoder.layer.get_path(name).set(bias=bias)
+
+
+def bias_of(cfg: Trainer.Config, *names: str, architecture: str) -> bool:
+    """Returns whether all of these layers have biases, or none of them.
+
+    Raises:
+        CheckpointError: Only some have (AX622).
+    """
+    model: Any = cfg.model
+    found = {model.decoder.layer.get_path(name).bias for name in names}
+    if len(found) != 1:
+        raise cannot_say(f"biases of some of {', '.join(names)}", architecture)
+    return found.pop()
+
+
+def cannot_say(what: str, architecture: str) -> CheckpointError:
+    """Returns the error for a config that a foreign format has no words for."""
+    return CheckpointError(
+        f"the config has {what}, which {architecture} cannot express",
+        code="AX622",
+        hint="export it as a family that can, or leave it out of the config",
+    )
+
+
+def _head(cfg: Trainer.Config) -> Any:
+    model: Any = cfg.model
+    return model.embedding if model.lm_head is None else model.lm_head

@@ -1,0 +1,156 @@
+"""Foreign models read into memory, and gradients written back under foreign names."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axcore import functional
+from axcore.checkpoint import stack_form
+from axcore.checkpoint.convert import ModelFamily, family_of, open_source
+from axcore.checkpoint.convert._rules import Application, applications, match_tensors
+from axcore.cli import main
+from axcore.layers import StackedTransformer
+from axcore.module import Module, flatten_specs
+from axcore.train import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A foreign model in memory, its layers one by one."""
+
+    family: ModelFamily
+    cfg: Trainer.Config
+    model: Module
+    params: dict[str, Any]
+    applications: tuple[Application, ...]
+
+    def logits(self, ids: np.ndarray) -> np.ndarray:
+        @jax.jit
+        def run(params: Any, ids: Any) -> Any:
+            inputs = {"input_ids": ids}
+            return functional(
+                self.model, state=params, inputs=inputs, method="logits", is_training=False
+            )[0]
+
+        return np.asarray(run(self.params, jnp.asarray(ids, jnp.int32)))
+
+    def gradients(self, ids: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+        """Mean cross-entropy of each next token, and its gradients by foreign name."""
+        ids = jnp.asarray(ids, jnp.int32)
+
+        @jax.jit
+        def run(params: Any) -> Any:
+            inputs = {"input_ids": ids[:, :-1], "target_ids": ids[:, 1:]}
+            result, _ = functional(self.model, state=params, inputs=inputs, is_training=False)
+            return jnp.mean(result.loss)
+
+        loss, grads = jax.value_and_grad(run)(self.params)
+        return float(loss), self.foreign(grads)
+
+    def foreign(self, tree: Any) -> dict[str, np.ndarray]:
+        """A tree like the parameters, as arrays by foreign name."""
+        leaves = {path: np.asarray(leaf) for path, leaf in stack_form.flatten(tree).items()}
+        arrays: dict[str, np.ndarray] = {}
+        for item in self.applications:
+            ours = [leaves[path] for path in item.paths]
+            arrays |= dict(zip(item.foreign, item.transform.to_foreign(ours), strict=True))
+        return arrays
+
+
+def shapes_of(model: Module) -> dict[str, tuple[int, ...]]:
+    return {path: spec.shape for path, spec in flatten_specs(model.parameter_specs()).items()}
+
+
+def in_memory(cfg: Trainer.Config) -> tuple[Trainer.Config, Module]:
+    cfg.set_path("model.decoder.stack", StackedTransformer.Config())
+    return cfg, cfg.instantiate(name="trainer").model
+
+
+def nested(leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = jnp.asarray(np.ascontiguousarray(leaf), jnp.float32)
+    return tree
+
+
+@pytest.fixture(scope="session")
+def read_model() -> Callable[..., Imported]:
+    """Reads a foreign model, every tensor in float32."""
+
+    def read(path: str | Path, name: str | None = None) -> Imported:
+        with open_source(path) as source:
+            _, family = family_of(source, name)
+            cfg, model = in_memory(family.config(source.config, source.infos))
+            found = match_tensors(family.rules(cfg), shapes_of(model), source.infos)
+            leaves: dict[str, np.ndarray] = {}
+            for item in found.applications:
+                arrays = [source.read(foreign).astype(np.float32) for foreign in item.foreign]
+                ours = item.transform.to_ours(arrays, item.shapes)
+                leaves |= dict(zip(item.paths, ours, strict=True))
+        return Imported(family, cfg, model, nested(leaves), found.applications)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def of_config() -> Callable[..., Imported]:
+    """Random parameters of an experiment, as a family would write them."""
+
+    def make(cfg: Trainer.Config, family: ModelFamily) -> Imported:
+        cfg, model = in_memory(cfg.copy())
+        generator = np.random.default_rng(0)
+        leaves = {
+            path: generator.normal(float("scale" in path), 0.2, shape)
+            for path, shape in shapes_of(model).items()
+        }
+        rules = applications(family.rules(cfg), shapes_of(model))
+        return Imported(family, cfg, model, nested(leaves), rules)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def write_model() -> Callable[[Imported, Path], Path]:
+    """Writes a model in Hugging Face's layout."""
+
+    def write(imported: Imported, directory: Path) -> Path:
+        from safetensors.numpy import save_file
+
+        directory.mkdir(parents=True)
+        arrays = imported.foreign(imported.params)
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        save_file(arrays, directory / "model.safetensors", metadata={"format": "pt"})
+        settings = imported.family.foreign_config(imported.cfg)
+        (directory / "config.json").write_text(json.dumps(settings))
+        return directory
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def cli() -> Callable[..., Any]:
+    """Runs ``axcore`` in this process; returns the JSON document of a command that succeeds."""
+
+    def run(*argv: object) -> Any:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*map(str, argv), "--json"])
+        assert code == 0, out.getvalue() + err.getvalue()
+        return json.loads(out.getvalue())
+
+    return run

@@ -1,0 +1,145 @@
+"""Against transformers on random tiny models: logits, gradients, generation, both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from axcore import experiments
+from axcore.checkpoint.convert import load_family
+from axcore.inference import Generator
+
+pytestmark = [pytest.mark.oracle, pytest.mark.xdist_group("torch-models")]
+
+IDS = np.random.default_rng(1).integers(3, 96, (2, 24))
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+# Class of the model, and what its settings add to SIZES.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", dict(rms_norm_eps=1e-5)),
+    "llama-tied-biases": (
+        "Llama",
+        dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True, num_key_value_heads=4),
+    ),
+    "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
+    "qwen3": ("Qwen3", dict(head_dim=16)),
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": dict(factor=4.0),
+    "dynamic": dict(factor=2.0),
+    "llama3": dict(
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    ),
+    "yarn": dict(factor=4.0, original_max_position_embeddings=16),
+}
+
+
+@pytest.fixture(scope="module")
+def torch_models(tmp_path_factory) -> Callable[..., tuple[Any, Path]]:
+    """Makes a random model of transformers and saves it."""
+    reason = "the oracle: pip install torch transformers"
+    torch = pytest.importorskip("torch", reason=reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        transformers = pytest.importorskip("transformers", reason=reason)
+
+    def make(cls: str, **settings: Any) -> tuple[Any, Path]:
+        config = getattr(transformers, f"{cls}Config")(**{**SIZES, **settings})
+        model = getattr(transformers, f"{cls}ForCausalLM")(config).eval()
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in model.named_parameters():
+            parameter.data.normal_(float("norm" in name), 0.2, generator=generator)
+        directory = tmp_path_factory.mktemp("model")
+        model.save_pretrained(directory)
+        return model, directory
+
+    return make
+
+
+def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.from_numpy(ids)).logits.numpy()
+
+
+def close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """To 1e-4, of arrays of magnitude one: two float32 implementations."""
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_an_imported_model_computes_the_same(case, torch_models, read_model):
+    import torch
+
+    cls, settings = MODELS[case]
+    theirs, directory = torch_models(cls, **settings)
+    ours = read_model(directory)
+    close(ours.logits(IDS), logits_of(theirs, IDS))
+
+    tokens = torch.from_numpy(IDS)
+    loss = torch.nn.functional.cross_entropy(
+        theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten()
+    )
+    loss.backward()
+    our_loss, gradients = ours.gradients(IDS)
+    assert our_loss == pytest.approx(loss.item(), rel=1e-5)
+    expected = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
+    assert set(gradients) == set(expected)
+    for name, gradient in gradients.items():
+        close(gradient, expected[name])
+
+    prompt = IDS[0, :7].tolist()
+    generated = Generator(ours.model, ours.params, max_seq_len=64).generate([prompt], 16)
+    sequence = theirs.generate(tokens[:1, :7], max_new_tokens=16, do_sample=False)
+    assert generated.tokens[0] == sequence[0, 7:].tolist()
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotary_scaling_computes_the_same(kind, torch_models, read_model):
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, **ROPES[kind]}
+    settings = {"max_position_embeddings": 16} if kind == "dynamic" else {}
+    theirs, directory = torch_models("Llama", rope_parameters=rope, **settings)
+    close(read_model(directory).logits(IDS), logits_of(theirs, IDS))
+
+
+@pytest.mark.parametrize(
+    ("member", "name"),
+    [
+        ("fuji-test-v3", "hf:LlamaForCausalLM"),
+        ("smollm2-test", "hf:LlamaForCausalLM"),
+        ("qwen2.5-test", "hf:Qwen2ForCausalLM"),
+        ("qwen3-test", "hf:Qwen3ForCausalLM"),
+    ],
+)
+def test_an_exported_model_computes_the_same(
+    member, name, torch_models, of_config, write_model, tmp_path
+):
+    import transformers
+
+    ours = of_config(experiments.get(member), load_family(name))
+    directory = write_model(ours, tmp_path / "exported")
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, output_loading_info=True, local_files_only=True
+    )
+    assert type(theirs).__name__ == name.removeprefix("hf:")
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    close(ours.logits(IDS), logits_of(theirs.eval(), IDS))

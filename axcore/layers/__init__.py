@@ -12,11 +12,15 @@ from axcore.layers.cross_attention import CrossAttention
 from axcore.layers.decoder import Decoder, Encoder
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding, LearnedPositions, LMHead
+from axcore.layers.encoder_decoder import EncoderDecoder
+from axcore.layers.encoder_model import EncoderModel, HeadTransform
 from axcore.layers.feed_forward import FeedForward
 from axcore.layers.initializers import Constant, Normal, Ones, VarianceScaling, Zeros
 from axcore.layers.kv_cache import ContiguousKVCache, init_cache, merge_state
 from axcore.layers.linear import Linear
+from axcore.layers.multi_token import MultiTokenPrediction
 from axcore.layers.norm import LayerNorm, RMSNorm
+from axcore.layers.pooling import FirstTokenPooler, MeanPooler
 from axcore.layers.qkv import QKV, FusedQKV
 from axcore.layers.query_key import QKNorm, QueryKeyChain
 from axcore.layers.roles import (
@@ -28,7 +32,9 @@ from axcore.layers.roles import (
     BaseFeedForward,
     BaseHead,
     BaseKVCache,
+    BaseMultiToken,
     BaseNorm,
+    BasePooler,
     BasePosition,
     BaseQKV,
     BaseQueryKeyTransform,
@@ -43,6 +49,7 @@ from axcore.layers.transformer import (
     PostNormTransformerLayer,
     TransformerLayer,
 )
+from axcore.layers.vision import PatchEmbedding, VisionTransformer
 
 __all__ = [
     "QKV",
@@ -56,7 +63,9 @@ __all__ = [
     "BaseFeedForward",
     "BaseHead",
     "BaseKVCache",
+    "BaseMultiToken",
     "BaseNorm",
+    "BasePooler",
     "BasePosition",
     "BaseQKV",
     "BaseQueryKeyTransform",
@@ -72,16 +81,23 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Encoder",
+    "EncoderDecoder",
+    "EncoderModel",
     "FeedForward",
+    "FirstTokenPooler",
     "FusedQKV",
+    "HeadTransform",
     "LMHead",
     "Layer",
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "MeanPooler",
+    "MultiTokenPrediction",
     "Normal",
     "Ones",
     "ParallelTransformerLayer",
+    "PatchEmbedding",
     "PostNormTransformerLayer",
     "QKNorm",
     "QueryKeyChain",
@@ -93,6 +109,7 @@ __all__ = [
     "StackedTransformer",
     "TransformerLayer",
     "VarianceScaling",
+    "VisionTransformer",
     "Zeros",
     "init_cache",
     "merge_state",

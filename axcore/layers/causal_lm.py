@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from axcore.layers._token_losses import add_token_losses
 from axcore.layers.base import Layer
 from axcore.layers.decoder import Decoder
 from axcore.layers.dropout import Dropout
-from axcore.layers.embedding import Embedding, LearnedPositions
+from axcore.layers.embedding import Embedding, LearnedPositions, add_position
 from axcore.layers.roles import (
     BaseDecoder,
     BaseDropout,
@@ -58,14 +57,7 @@ class CausalLM(Layer):
         self.embedding = self._add_child(
             "embedding", cfg.embedding, BaseEmbedding, input_dim=dim, vocab_size=cfg.vocab_size
         )
-        self.position: BasePosition | None = None
-        if cfg.position is not None:
-            limit: dict[str, Any] = {}
-            if "max_seq_len" in cfg.position.fields():
-                limit = {"max_seq_len": cfg.max_seq_len}
-            self.position = self._add_child(
-                "position", cfg.position, BasePosition, input_dim=dim, **limit
-            )
+        self.position = add_position(self, "position", cfg.position)
         self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
         self.decoder = self._add_child("decoder", cfg.decoder, BaseDecoder, input_dim=dim)
         self.lm_head: BaseHead | None = None

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from axcore import ops
 from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
+from axcore.layers.base import Layer
 from axcore.layers.initializers import Normal, VarianceScaling, Zeros
 from axcore.layers.linear import replacement
 from axcore.layers.roles import BaseEmbedding, BaseHead, BasePosition, SequenceInfo
 from axcore.module import Initializer
 from axcore.ops import DotGeneral, LinearCrossEntropy
 
-__all__ = ["Embedding", "LMHead", "LearnedPositions"]
+__all__ = ["Embedding", "LMHead", "LearnedPositions", "add_position"]
 
 
 class Embedding(BaseEmbedding):
@@ -185,3 +186,15 @@ class LearnedPositions(BasePosition):
             )
         positions = jnp.maximum(info.positions, 0)
         return x + jnp.take(self._param("weight"), positions, axis=0, mode="fill")
+
+
+def add_position(
+    model: Layer, name: str, cfg: BasePosition.Config | None, max_seq_len: int | None = None
+) -> BasePosition | None:
+    """Adds a model's positions, telling those that have a limit the model's ``max_seq_len``."""
+    if cfg is None:
+        return None
+    limit: dict[str, Any] = {}
+    if "max_seq_len" in cfg.fields():
+        limit = {"max_seq_len": model.cfg.max_seq_len if max_seq_len is None else max_seq_len}
+    return model._add_child(name, cfg, BasePosition, input_dim=model.cfg.model_dim, **limit)

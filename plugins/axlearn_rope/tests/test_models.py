@@ -27,7 +27,7 @@ from axcore.layers import (
     merge_state,
 )
 from axcore.train.assemble import edited
-from axlearn_rope import DynamicNTKScaling, LinearScaling, RoPE, RoPEModifier
+from axlearn_rope import DynamicNTKScaling, LinearScaling, MultiAxis, RoPE, RoPEModifier
 
 VOCAB, LAYERS = 40, 4
 
@@ -56,28 +56,19 @@ def ids(batch=2, seq=12):
 
 @functools.cache
 def compiled(module, method):
+    """Returns ``call(state, *inputs)``, which gives the result and the state after it."""
+
     @jax.jit
-    def run(state, ids, positions):
-        out, col = functional(
-            module, state=state, inputs=(ids, positions), is_training=False, method=method
-        )
+    def run(state, *inputs):
+        call = dict(state=state, inputs=inputs, is_training=False, method=method)
+        out, col = functional(module, **call)
         return out, apply_state_updates(state, col)
 
     return run
 
 
 def logits(module, params, *inputs):
-    return scorer(module)(params, *inputs)
-
-
-@functools.cache
-def scorer(module):
-    @jax.jit
-    def run(params, *inputs):
-        call = dict(state=params, inputs=inputs, is_training=False, method="logits")
-        return functional(module, **call)[0]
-
-    return run
+    return compiled(module, "logits")(params, *inputs)[0]
 
 
 def test_cached_decode_equals_the_full_forward():
@@ -98,6 +89,35 @@ def test_cached_decode_equals_the_full_forward():
         step = tokens[row, now][:, None], jnp.asarray(now[:, None])
         out, state = compiled(module, "decode")(state, *step)
         np.testing.assert_allclose(out, full[row, now], rtol=1e-4, atol=1e-4)
+
+
+def test_cached_decode_on_several_axes_equals_the_full_forward():
+    """Text, an image of 2 x 2 tokens, text: positions on the axes are not the cache's slots."""
+    rope = RoPE.Config(axes=MultiAxis((2, 1, 1)))
+    module = model(layer(rope), num_layers=1).instantiate(name="m")
+    params, tokens = module.initialize(jax.random.key(0)), ids(batch=1, seq=9)
+    text, image = [[i] * 3 for i in (0, 1)], [[2, 2 + i, 2 + j] for i in (0, 1) for j in (0, 1)]
+    axes = jnp.asarray([[*text, *image, *[[i] * 3 for i in (4, 5, 6)]]])
+    slots = jnp.arange(9)[None]
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(state, first, tokens, slots, axes):
+        values = {"rope_positions": axes}
+        inputs = dict(input_ids=tokens, positions=slots, token_values=values)
+        call = dict(state=state, inputs=inputs, is_training=False)
+        if first is None:
+            return functional(module, method="logits", **call)[0], state
+        out, col = functional(module, method="prefill" if first else "decode", **call)
+        return out, apply_state_updates(state, col)
+
+    full, _ = run(params, None, tokens, slots, axes)
+    plain, _ = run(params, None, tokens, slots, jnp.repeat(slots[..., None], 3, -1))
+    assert np.abs(full - plain).max() > 1e-3
+    state = merge_state(params, init_cache(module, 1, 16))
+    for lo, hi in ((0, 5), (5, 7), (7, 9)):
+        part = (x[:, lo:hi] for x in (tokens, slots, axes))
+        out, state = run(state, lo == 0, *part)
+        np.testing.assert_allclose(out, full[:, hi - 1], rtol=1e-4, atol=1e-4)
 
 
 def test_packed_documents_equal_separate_ones():

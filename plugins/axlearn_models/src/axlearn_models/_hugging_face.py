@@ -18,19 +18,12 @@ from axcore.checkpoint.convert import (
     Tied,
     TorchLinear,
 )
-from axcore.errors import CheckpointError
+from axcore.errors import CheckpointError, ConfigError
 from axcore.layers import LMHead, RMSNorm
 from axcore.ops.masks import Causal
 from axcore.train import Trainer
 from axlearn_models._llama_like import attention_of, initialized, normalized, resized, rope_of
-from axlearn_rope import (
-    DynamicNTKScaling,
-    LinearScaling,
-    Llama3Scaling,
-    RoPE,
-    RoPEScaling,
-    YaRNScaling,
-)
+from axlearn_rope import DynamicNTKScaling, rope_from_hf, rope_to_hf
 
 __all__ = [
     "ATTENTION_NAMES",
@@ -42,9 +35,9 @@ __all__ = [
     "llama_like_from",
     "llama_like_rules",
     "llama_like_to",
-    "rope_from",
-    "rope_to",
+    "rope_settings",
     "set_bias",
+    "set_rope",
     "settings_of",
 ]
 
@@ -124,7 +117,7 @@ def llama_like_from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
     limit = settings.require("max_position_embeddings", int)
     model.set(max_seq_len=limit)
     cfg.set(seq_len=min(cfg.seq_len, limit))
-    rope_of(cfg).set(**rope_from(settings, limit))
+    set_rope(cfg, settings)
     return cfg
 
 
@@ -197,9 +190,9 @@ def llama_like_to(cfg: Trainer.Config, *, architecture: str, model_type: str) ->
         "hidden_act": "silu",
         "max_position_embeddings": limit if isinstance(limit, int) else cfg.seq_len,
         "rms_norm_eps": eps.pop(),
-        "rope_parameters": rope_to(rope_of(cfg), architecture),
         "tie_word_embeddings": model.lm_head is None,
         "attention_dropout": 0.0,
+        **rope_settings(cfg, architecture),
     }
 
 
@@ -232,94 +225,42 @@ def llama_like_rules() -> list[Rule]:
 # -- rotary embeddings -----------------------------------------------------------------------------
 
 
-def rope_from(settings: Settings, limit: int) -> dict[str, Any]:
-    """Returns the fields of ``RoPE.Config`` that settings of either form stand for.
-
-    Args:
-        settings: With ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``.
-        limit: ``max_position_embeddings``.
+def set_rope(cfg: Trainer.Config, settings: Settings) -> None:
+    """Gives the rotary embedding of an experiment the base and the scaling of a ``config.json``.
 
     Raises:
-        CheckpointError: A scheme, or one of its settings, is not implemented (AX614).
+        ConfigError: A scheme, or one of its settings, is not implemented (AX386).
+        CheckpointError: It has several position axes (AX614).
     """
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or Settings({})
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    rope.skip("type")
-    base = rope.get("rope_theta", settings.get("rope_theta", 10_000.0))
-    settings.skip("rope_theta", "rope_scaling")
-    fraction = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0))
-    original = rope.get("original_max_position_embeddings", limit)
-    rope.expect("rope_type", "default", "linear", "dynamic", "llama3", "yarn", default=kind)
-    rope.expect("type", "default", "linear", "dynamic", "llama3", "yarn", default=kind)
-    scaling: RoPEScaling | None = None
-    if kind == "linear":
-        scaling = LinearScaling(factor=rope.require("factor", float))
-    elif kind == "dynamic":
-        scaling = DynamicNTKScaling(
-            factor=rope.require("factor", float), original_max_seq_len=original
+    rope = rope_from_hf(settings)
+    settings.skip("rope_theta", "rope_scaling", "partial_rotary_factor")
+    if rope.axes is not None:
+        raise CheckpointError(
+            "the setting 'mrope_section' asks for several position axes, which only models of "
+            "images have",
+            code="AX614",
         )
-    elif kind == "llama3":
-        scaling = Llama3Scaling(
-            factor=rope.require("factor", float),
-            low_freq_factor=rope.require("low_freq_factor", float),
-            high_freq_factor=rope.require("high_freq_factor", float),
-            original_max_seq_len=rope.require("original_max_position_embeddings", int),
-        )
-    elif kind == "yarn":
-        scaling = YaRNScaling(
-            factor=rope.require("factor", float),
-            original_max_seq_len=original,
-            beta_fast=float(rope.get("beta_fast") or 32.0),
-            beta_slow=float(rope.get("beta_slow") or 1.0),
-            mscale=rope.get("mscale"),
-            mscale_all_dim=rope.get("mscale_all_dim"),
-            attention_factor=rope.get("attention_factor"),
-            truncate=rope.get("truncate", True),
-        )
-    return {"base": float(base), "rotary_fraction": float(fraction), "scaling": scaling}
+    fields = ("base", "rotary_fraction", "scaling")
+    rope_of(cfg).set(**{name: getattr(rope, name) for name in fields})
 
 
-def rope_to(rope: RoPE.Config, architecture: str) -> dict[str, Any]:
-    """Returns ``rope_parameters``: the inverse of :func:`rope_from`.
+def rope_settings(cfg: Trainer.Config, architecture: str) -> dict[str, Any]:
+    """Returns the settings that say what :func:`set_rope` reads.
 
     Raises:
         CheckpointError: The format cannot say it (AX622).
     """
+    rope = rope_of(cfg)
     if rope.pairing != "half" or rope.axes is not None:
         raise cannot_say(f"rotary embeddings with pairing={rope.pairing!r}", architecture)
-    out: dict[str, Any] = {"rope_theta": rope.base}
-    if rope.rotary_fraction != 1.0:
-        out["partial_rotary_factor"] = rope.rotary_fraction
-    scaling = rope.scaling
-    match scaling:
-        case None:
-            return out | {"rope_type": "default"}
-        case LinearScaling(factor=factor):
-            return out | {"rope_type": "linear", "factor": factor}
-        case DynamicNTKScaling(factor=factor, seq_len=None):
-            out |= {"rope_type": "dynamic", "factor": factor}
-        case Llama3Scaling():
-            out |= {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-            }
-        case YaRNScaling():
-            out |= {
-                "rope_type": "yarn",
-                "factor": scaling.factor,
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-                "mscale": scaling.mscale,
-                "mscale_all_dim": scaling.mscale_all_dim,
-                "attention_factor": scaling.attention_factor,
-                "truncate": scaling.truncate,
-            }
-            out = {name: value for name, value in out.items() if value is not None}
-        case _:
-            raise cannot_say(f"the scaling {scaling!r}", architecture)
-    return out | {"original_max_position_embeddings": scaling.original_max_seq_len}
+    try:
+        out = rope_to_hf(rope)
+    except ConfigError as error:
+        raise cannot_say(f"the scaling {rope.scaling!r}", architecture) from error
+    if isinstance(rope.scaling, DynamicNTKScaling):
+        # There its trained length is the model's.
+        out["max_position_embeddings"] = rope.scaling.original_max_seq_len
+    return out
 
 
 # -- biases ----------------------------------------------------------------------------------------

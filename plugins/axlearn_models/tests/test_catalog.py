@@ -41,6 +41,8 @@ class Llama(NamedTuple):
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    heads_norm: bool = False
+    norms: int = 2
 
     def count(self) -> int:
         """Counts by hand, with no layer of ours."""
@@ -48,9 +50,34 @@ class Llama(NamedTuple):
         wide, narrow = self.heads * head_dim, self.kv_heads * head_dim
         attention = self.dim * (2 * wide + 2 * narrow)
         attention += (wide + 2 * narrow) * self.qkv_bias + 2 * head_dim * self.qk_norm
-        layer = attention + 3 * self.dim * self.ffn + 2 * self.dim
+        attention += (wide + narrow) * self.heads_norm
+        layer = attention + 3 * self.dim * self.ffn + self.norms * self.dim
         embeddings = self.vocab * self.dim * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.dim
+
+
+class GPT2(NamedTuple):
+    """As ``Llama``; biases everywhere, learned positions, a network of four times the width."""
+
+    total: int
+    dim: int
+    layers: int
+
+    def count(self) -> int:
+        """Counts by hand, with no layer of ours."""
+        norm = 2 * self.dim
+        attention = 4 * (self.dim * self.dim + self.dim)
+        network = 2 * 4 * self.dim * self.dim + 4 * self.dim + self.dim
+        embeddings = (50_257 + 1024) * self.dim
+        return embeddings + self.layers * (2 * norm + attention + network) + norm
+
+
+def gemma(*sizes: int, head_dim: int = 256, qk_norm: bool = False) -> Llama:
+    return Llama(*sizes, head_dim=head_dim, tied=True, qk_norm=qk_norm, norms=4)
+
+
+def olmo2(*sizes: int) -> Llama:
+    return Llama(*sizes, heads_norm=True)
 
 
 def qwen2(*sizes: int, tied: bool = False) -> Llama:
@@ -61,8 +88,9 @@ def qwen3(*sizes: int, tied: bool = False) -> Llama:
     return Llama(*sizes, head_dim=128, tied=tied, qk_norm=True)
 
 
-# Totals as the repositories of the weights state them (huggyllama, meta-llama, HuggingFaceTB, Qwen;
-# a tied head counted once), dims from their config.json.
+# Totals as the repositories of the weights state them (huggyllama, meta-llama, HuggingFaceTB, Qwen,
+# openai-community, mistralai, google, allenai, microsoft; a tied head counted once, of Gemma 3 the
+# text model alone), dims from their config.json. Of AFM the report gives 2.58B + 0.15B; see there.
 PUBLISHED = {
     "glassllm": Llama(852_608, 1024, 128, 4, 4, 2, 341, tied=True),
     "fuji-7B-v1": Llama(6_738_415_616, 32000, 4096, 32, 32, 32, 11008),
@@ -95,6 +123,36 @@ PUBLISHED = {
     "qwen3-8B": qwen3(8_190_735_360, 151936, 4096, 36, 32, 8, 12288),
     "qwen3-14B": qwen3(14_768_307_200, 151936, 5120, 40, 40, 8, 17408),
     "qwen3-32B": qwen3(32_762_123_264, 151936, 5120, 64, 64, 8, 25600),
+    "gpt2-124M": GPT2(124_439_808, 768, 12),
+    "gpt2-355M": GPT2(354_823_168, 1024, 24),
+    "gpt2-774M": GPT2(774_030_080, 1280, 36),
+    "gpt2-1.5B": GPT2(1_557_611_200, 1600, 48),
+    "mistral-7B-v0.1": Llama(7_241_732_096, 32000, 4096, 32, 32, 8, 14336),
+    "mistral-7B-v0.3": Llama(7_248_023_552, 32768, 4096, 32, 32, 8, 14336),
+    "mistral-nemo-12B": Llama(12_247_782_400, 131072, 5120, 40, 32, 8, 14336, head_dim=128),
+    "gemma2-2B": gemma(2_614_341_888, 256000, 2304, 26, 8, 4, 9216),
+    "gemma2-9B": gemma(9_241_705_984, 256000, 3584, 42, 16, 8, 14336),
+    "gemma2-27B": gemma(27_227_128_320, 256000, 4608, 46, 32, 16, 36864, head_dim=128),
+    "gemma3-270M": gemma(268_098_176, 262144, 640, 18, 4, 1, 2048, qk_norm=True),
+    "gemma3-1B": gemma(999_885_952, 262144, 1152, 26, 4, 1, 6912, qk_norm=True),
+    "gemma3-4B": gemma(3_880_263_168, 262208, 2560, 34, 8, 4, 10240, qk_norm=True),
+    "gemma3-12B": gemma(11_766_034_176, 262208, 3840, 48, 16, 8, 15360, qk_norm=True),
+    "gemma3-27B": gemma(
+        27_009_346_304, 262208, 5376, 62, 32, 16, 21504, head_dim=128, qk_norm=True
+    ),
+    "olmo2-1B": olmo2(1_484_916_736, 100352, 2048, 16, 16, 16, 8192),
+    "olmo2-7B": olmo2(7_298_617_344, 100352, 4096, 32, 32, 32, 11008),
+    "olmo2-13B": olmo2(13_716_198_400, 100352, 5120, 40, 40, 40, 13824),
+    "olmo2-32B": olmo2(32_234_279_936, 100352, 5120, 64, 40, 8, 27648),
+    "phi3-mini-4k": Llama(3_821_079_552, 32064, 3072, 32, 32, 32, 8192),
+    "phi3-mini-128k": Llama(3_821_079_552, 32064, 3072, 32, 32, 32, 8192),
+    "phi3-medium-4k": Llama(13_960_238_080, 32064, 5120, 40, 40, 10, 17920),
+    "afm-on-device": Llama(
+        2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
+    ),
+    "afm-server": Llama(
+        69_274_464_256, 100352, 8192, 80, 64, 8, 28672, head_dim=128, tied=True, qk_norm=True
+    ),
 }
 
 # Rotary base and scaling factor, epsilon of the norms: what a count cannot see.
@@ -110,6 +168,13 @@ RELEASES = {
     "qwen2.5-7B": (1_000_000.0, None, 1e-6),
     "qwen2.5-72B": (1_000_000.0, None, 1e-5),
     "qwen3-32B": (1_000_000.0, None, 1e-6),
+    "mistral-7B-v0.1": (10_000.0, None, 1e-5),
+    "mistral-7B-v0.3": (1_000_000.0, None, 1e-5),
+    "gemma2-27B": (10_000.0, None, 1e-6),
+    "olmo2-32B": (500_000.0, None, 1e-6),
+    "phi3-medium-4k": (10_000.0, None, 1e-5),
+    "phi3-mini-128k": (10_000.0, 32.0, 1e-5),
+    "afm-on-device": (500_000.0, None, 1e-5),
 }
 
 

@@ -30,6 +30,7 @@ from axlearn_rope import RoPE
 __all__ = [
     "attention_of",
     "initialized",
+    "layers_of",
     "learning_rate",
     "llama_like",
     "normalized",
@@ -185,6 +186,12 @@ def attention_of(cfg: Trainer.Config) -> Any:
     return model.decoder.layer.attention
 
 
+def layers_of(cfg: Trainer.Config) -> tuple[Any, ...]:
+    """Returns the nodes of the layers: one, or those of a period."""
+    layer = cfg.get_path("model.decoder.layer")
+    return layer if isinstance(layer, tuple) else (layer,)
+
+
 def rope_of(cfg: Trainer.Config) -> RoPE.Config:
     """Returns the node of the rotary embedding, which all layers share.
 
@@ -225,7 +232,7 @@ def resized(
     vocab_size: int | None = None,
     **heads: int | None,
 ) -> Trainer.Config:
-    """Changes the dims that are given and returns the config.
+    """Changes the dims that are given, in every layer of a period, and returns the config.
 
     Args:
         cfg: A config of a Llama-like family.
@@ -240,9 +247,10 @@ def resized(
     model.set(**{name: width for name, width in widths.items() if width is not None})
     if num_layers is not None:
         model.decoder.set(num_layers=num_layers)
-    if hidden_dim is not None:
-        model.decoder.layer.feed_forward.set(hidden_dim=hidden_dim)
-    attention_of(cfg).set(**heads)
+    for layer in layers_of(cfg):
+        layer.attention.set(**heads)
+        if hidden_dim is not None:
+            layer.feed_forward.set(hidden_dim=hidden_dim)
     return cfg
 
 

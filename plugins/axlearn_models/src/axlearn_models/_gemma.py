@@ -1,0 +1,164 @@
+"""What Gemma 2 and Gemma 3 share: the block, and the period of local and global layers.
+
+Embeddings are multiplied by the root of their width, norms stand before and after each branch and
+store their distance from one, the feed-forward network is gated by GELU, the head is the embedding.
+Local layers see a window, global ones everything; a period of layer configs says which is which, so
+that kernels know each layer's mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from axcore.layers import CausalLM, RMSNorm
+from axcore.ops.masks import Causal, SlidingWindow
+from axcore.train import Trainer
+from axlearn_models._llama_like import layers_of, llama_like, resized, shrunk
+from axlearn_rope import RoPE, RoPEScaling
+
+__all__ = [
+    "alternating",
+    "gemma_like",
+    "period_of",
+    "resized_gemma",
+    "shrunk_gemma",
+    "window_of",
+]
+
+
+def gemma_like(
+    *,
+    vocab_size: int,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    hidden_dim: int,
+    query_scale: float,
+    rope_base: float,
+) -> CausalLM.Config:
+    """Returns a decoder of Gemma's blocks, all of them global.
+
+    Args:
+        vocab_size: Rows of the embedding.
+        model_dim: Width of the residual stream.
+        num_layers: Blocks.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads.
+        head_dim: Width of a head.
+        hidden_dim: Width inside the feed-forward network.
+        query_scale: The attention logits are divided by its root (``query_pre_attn_scalar``).
+        rope_base: Base of the rotary frequencies.
+    """
+    model = llama_like(
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        hidden_dim=hidden_dim,
+        rope_base=rope_base,
+        norm_eps=1e-6,
+        tied=True,
+    )
+    norm = RMSNorm.Config(eps=1e-6, unit_offset=True)
+    model.set_path("embedding.embedding_scale", math.sqrt(model_dim))
+    model.set_path("decoder.final_norm", norm)
+    layer: Any = model.get_path("decoder.layer")
+    layer.set(
+        attention_norm=norm,
+        attention_out_norm=norm,
+        feed_forward_norm=norm,
+        feed_forward_out_norm=norm,
+    )
+    layer.attention.set(head_dim=head_dim, logit_scale=query_scale**-0.5)
+    layer.feed_forward.set(activation="gelu_tanh")
+    return model
+
+
+def window_of(layer: Any) -> int | None:
+    """Returns how many tokens a layer sees, its own included; None: all earlier ones."""
+    for mask in layer.attention.mask.parts():
+        if isinstance(mask, SlidingWindow) and mask.left is not None:
+            return mask.left + 1
+    return None
+
+
+def alternating(
+    cfg: Trainer.Config,
+    *,
+    local: Sequence[bool],
+    window: int,
+    local_base: float | None = None,
+    scaling: RoPEScaling | None = None,
+) -> Trainer.Config:
+    """Makes the layers of a config a period of local and global ones and returns it.
+
+    Args:
+        cfg: Its first local and its first global layer are the patterns; either serves for both.
+        local: Which layers of the period are local.
+        window: Tokens that a local layer sees, a token's own included.
+        local_base: Rotary base of local layers; None: as it is.
+        scaling: Rotary scaling of global layers; None: as it is.
+    """
+    present = layers_of(cfg)
+    local_layer, global_layer = (
+        next((layer for layer in present if (window_of(layer) is None) == everything), present[0])
+        for everything in (False, True)
+    )
+    local_layer, global_layer = local_layer.copy(), global_layer.copy()
+    local_layer.attention.set(mask=Causal() & SlidingWindow(left=window - 1))
+    global_layer.attention.set(mask=Causal())
+    if local_base is not None:
+        _rope(local_layer).set(base=local_base)
+    if scaling is not None:
+        _rope(global_layer).set(scaling=scaling)
+    layers = tuple(local_layer if here else global_layer for here in local)
+    cfg.set_path("model.decoder.layer", layers)
+    return cfg
+
+
+def _rope(layer: Any) -> RoPE.Config:
+    (rope,) = layer.find(RoPE.Config).values()
+    return rope
+
+
+def period_of(local: Sequence[bool]) -> tuple[bool, ...]:
+    """Returns the shortest period of a sequence, which may end inside the period."""
+    for length in range(1, len(local) + 1):
+        if all(here == local[i % length] for i, here in enumerate(local)):
+            return tuple(local[:length])
+    return tuple(local)
+
+
+def resized_gemma(
+    cfg: Trainer.Config, *, query_scale: float | None = None, **dims: int | None
+) -> Trainer.Config:
+    """Changes the dims that are given and what follows from them, and returns the config.
+
+    Args:
+        cfg: A config of Gemma.
+        query_scale: See :func:`gemma_like`.
+        **dims: As of ``resized``.
+    """
+    resized(cfg, **dims)
+    return _derived(cfg, query_scale)
+
+
+def shrunk_gemma(cfg: Trainer.Config, *, num_layers: int) -> Trainer.Config:
+    """Makes a test member as ``shrunk`` does: wide heads, one key and value head for two."""
+    shrunk(cfg, num_kv_heads=2)
+    resized(cfg, num_layers=num_layers, head_dim=32)
+    return _derived(cfg, query_scale=24)
+
+
+def _derived(cfg: Trainer.Config, query_scale: float | None) -> Trainer.Config:
+    model: Any = cfg.model
+    model.embedding.set(embedding_scale=math.sqrt(model.model_dim))
+    if query_scale is not None:
+        for layer in layers_of(cfg):
+            layer.attention.set(logit_scale=query_scale**-0.5)
+    return cfg

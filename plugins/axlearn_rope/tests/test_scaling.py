@@ -1,5 +1,6 @@
 """The scaling schemes: their limits, their records, and what they refuse."""
 
+import dataclasses
 import math
 
 import jax
@@ -19,6 +20,7 @@ from axlearn_rope import (
     MultiAxis,
     NTKScaling,
     RoPE,
+    RoPEScaling,
     YaRNScaling,
     rotary_frequencies,
 )
@@ -57,6 +59,25 @@ def turned_ones(scaling, positions, segment_ids=None):
         return functional(module, state={}, inputs=(x, x, info), is_training=False)[0][0]
 
     return np.asarray(run(jnp.asarray(positions), segment_ids))[:, :, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlyFirst(RoPEScaling):
+    """A scheme of another package: all but the highest frequency stand still."""
+
+    factor: float = 1.0
+
+    def frequencies(self, base, dim, length):
+        """1, 0, 0, ..."""
+        return np.arange(dim // 2) == 0
+
+
+def test_a_scheme_of_another_package_fits_without_an_edit():
+    positions = np.array([[0, 3]])
+    got = turned_ones(OnlyFirst(), positions)[0, 1]
+    expected = np.ones(DIM)
+    expected[[0, DIM // 2]] = math.cos(3) - math.sin(3), math.cos(3) + math.sin(3)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_linear_divides_every_frequency():
@@ -109,6 +130,10 @@ def test_the_attention_factor_multiplies_rotated_dims():
 def test_longrope_takes_the_long_divisors_past_the_trained_length():
     np.testing.assert_allclose(at_length(LONG, 8), PLAIN / LONG.short_factor, rtol=1e-6)
     np.testing.assert_allclose(at_length(LONG, 9), PLAIN / LONG.long_factor, rtol=1e-6)
+    for seq_len, divisors in ((8, LONG.short_factor), (9, LONG.long_factor)):
+        fixed = dataclasses.replace(LONG, seq_len=seq_len)
+        assert not fixed.uses_length
+        np.testing.assert_allclose(fixed.frequencies(BASE, DIM, None), PLAIN / divisors)
 
 
 @pytest.mark.parametrize("scaling", [ALL["dynamic"], LONG], ids=["dynamic", "longrope"])

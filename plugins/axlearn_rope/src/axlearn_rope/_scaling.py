@@ -53,11 +53,11 @@ def rotary_frequencies(base: Scalar, dim: int) -> Any:
     return float(base) ** exponents
 
 
-def _check(record: RoPEScaling, *, at_least: float, **values: object) -> None:
+def _check(record: RoPEScaling, *, at_least: float, **values: Any) -> None:
     """Raises ConfigError unless every value is a number of at least ``at_least``."""
     for name, value in values.items():
         is_number = type(value) in (int, float)
-        if not is_number or not math.isfinite(value) or value < at_least:  # pyright: ignore
+        if not is_number or not math.isfinite(value) or value < at_least:
             raise ConfigError(
                 f"{type(record).__name__}({name}={value!r}): expected a number >= {at_least:g}",
                 code="AX380",
@@ -104,7 +104,7 @@ class RoPEScaling(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling(RoPEScaling):
-    """Position interpolation: ``f_i / factor`` (Chen et al., arXiv:2306.15595, eq. 4).
+    """Position interpolation: ``f_i / factor`` (Chen et al., arXiv:2306.15595).
 
     Attributes:
         factor: New over trained length, >= 1.
@@ -124,8 +124,8 @@ class LinearScaling(RoPEScaling):
 class NTKScaling(RoPEScaling):
     """NTK-aware interpolation: a larger base, ``b' = b factor^(d / (d - 2))``.
 
-    The highest frequency stays, the lowest is divided by ``factor`` (bloc97, 2023; Peng et al.,
-    arXiv:2309.00071, section 3.1).
+    The highest frequency stays, the lowest is divided by ``factor``. Due to bloc97 (2023); written
+    down in Peng et al., arXiv:2309.00071, definition 1.
 
     Attributes:
         factor: New over trained length, >= 1.
@@ -150,7 +150,7 @@ class DynamicNTKScaling(RoPEScaling):
     """NTK-aware interpolation by the length at hand: nothing changes up to the trained length.
 
     ``b' = b (factor L / L0 - (factor - 1))^(d / (d - 2))`` with ``L = max(length, L0)`` and trained
-    length ``L0`` (emozilla, 2023; arXiv:2309.00071, section 3.3). A row's length is that of the
+    length ``L0`` (emozilla, 2023; arXiv:2309.00071, "Dynamic NTK"). A row's length is that of the
     document, so neither neighbours in a batch nor packed documents change a result.
 
     Attributes:
@@ -195,7 +195,8 @@ class Llama3Scaling(RoPEScaling):
 
     With trained length ``L0`` and ``r_i = L0 f_i / 2 pi`` turns within it,
     ``s = clip((r_i - low) / (high - low), 0, 1)`` and ``f'_i = (1 - s) f_i / factor + s f_i``.
-    Grattafiori et al., arXiv:2407.21783, section 3.4.2; values of Llama 3.1 are the defaults.
+    The values of Llama 3.1 are the defaults (Grattafiori et al., arXiv:2407.21783; the formula is
+    that of ``apply_scaling`` in Meta's llama-models).
 
     Attributes:
         factor: What low frequencies are divided by, >= 1 (3.1: 8; 3.2: 32).
@@ -237,10 +238,11 @@ class YaRNScaling(RoPEScaling):
 
     ``f'_i = (1 - g_i) f_i + g_i f_i / factor``, where ``g`` rises linearly over pair indices from 0
     at ``i(beta_fast)`` to 1 at ``i(beta_slow)``, ``i(r) = d ln(L0 / (2 pi r)) / (2 ln b)`` being
-    the pair that makes ``r`` turns within the trained length ``L0`` (sections 3.2 and 3.4; the ramp
-    over indices, rounded outwards, is that of the authors' code). Queries and keys are multiplied
-    by ``0.1 ln(factor) + 1``, the paper's ``sqrt(1/t)``; with both ``mscale`` values (DeepSeek)
-    by ``(0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)``.
+    the pair that makes ``r`` turns within the trained length ``L0``. (The paper's ramp is over
+    turns; this one, over pair indices and rounded outwards, is that of the authors' code and of
+    Hugging Face.) Queries and keys are multiplied by ``0.1 ln(factor) + 1``, the paper's
+    ``sqrt(1/t)``; with both ``mscale`` values (DeepSeek) by
+    ``(0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)``.
 
     Attributes:
         factor: New over trained length, >= 1.
@@ -311,7 +313,7 @@ class LongRoPEScaling(RoPEScaling):
 
     ``short_factor`` serves sequences up to the trained length ``L0`` and ``long_factor`` longer
     ones; queries and keys are multiplied by ``sqrt(1 + ln(factor) / ln(L0))``. Ding et al.,
-    arXiv:2402.13753, section 3; Abdin et al., arXiv:2404.14219.
+    arXiv:2402.13753; Abdin et al., arXiv:2404.14219.
 
     Attributes:
         short_factor: Divisors up to ``L0``, one for each rotated pair.

@@ -28,10 +28,10 @@ from axcore.checkpoint import _failure, _manifest, _match, stack_form
 from axcore.checkpoint.base import BaseCheckpointer
 from axcore.errors import CheckpointError
 
-__all__ = ["OrbaxCheckpointer"]
+__all__ = ["ARRAYS", "EXTRA", "OrbaxCheckpointer", "stored_name"]
 
-_ARRAYS = "arrays"
-_EXTRA = "extra.json"
+ARRAYS = "arrays"
+EXTRA = "extra.json"
 _PARTIAL = ".partial"
 _DISCARDED = ".discarded"
 _NAME_BYTES = 200  # file names may have 255; orbax and the atomic rename append to them
@@ -114,7 +114,7 @@ class OrbaxCheckpointer(BaseCheckpointer):
         records: dict[str, _manifest.ArrayRecord] = {}
         for path, leaf in stack_form.flatten(arrays).items():
             array, key_impl = _match.store_form(leaf)
-            name = _stored_name(path)
+            name = stored_name(path)
             records[path] = _manifest.ArrayRecord(name, array.shape, array.dtype.name, key_impl)
             if array.size:  # orbax refuses arrays without elements; the record is enough
                 stored[name] = array
@@ -126,10 +126,10 @@ class OrbaxCheckpointer(BaseCheckpointer):
                 if size > _failure.free_bytes(self._root()):  # say so before filling the disk
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 partial.mkdir(parents=True)
-                (partial / _EXTRA).write_text(text, encoding="utf-8")
+                (partial / EXTRA).write_text(text, encoding="utf-8")
             if stored:
                 args = _orbax_module().args.PyTreeSave(stored)
-                self._checkpointer().save(partial / _ARRAYS, args=args)
+                self._checkpointer().save(partial / ARRAYS, args=args)
         except Exception as error:
             raise self._failed(step, partial, size, error) from error
         if self.cfg.async_:
@@ -165,7 +165,7 @@ class OrbaxCheckpointer(BaseCheckpointer):
     def extra(self, step: int) -> dict[str, Any]:
         """The JSON part of a step, without reading its arrays."""
         self._manifest(step)
-        return json.loads((self._path(step) / _EXTRA).read_text(encoding="utf-8"))
+        return json.loads((self._path(step) / EXTRA).read_text(encoding="utf-8"))
 
     def restore(
         self, step: int, abstract: Any, *, allow_unexpected: bool = False
@@ -367,7 +367,7 @@ class OrbaxCheckpointer(BaseCheckpointer):
                 )
         if items:
             request = ocp.args.PyTreeRestore(item=items, restore_args=args, partial_restore=True)
-            read = self._checkpointer().restore(self._path(step) / _ARRAYS, args=request)
+            read = self._checkpointer().restore(self._path(step) / ARRAYS, args=request)
             names = {manifest.arrays[path].name: path for path in shardings}
             leaves |= {names[name]: array for name, array in read.items()}
         return leaves
@@ -426,7 +426,7 @@ def _fresh(path: Path, suffix: str) -> Path:
     return other
 
 
-def _stored_name(path: str) -> str:
+def stored_name(path: str) -> str:
     """File name of an array: its path with dots, unambiguous and not too long."""
     name = path.replace(".", "%2E").replace("/", ".") or "value"
     if len(name.encode()) <= _NAME_BYTES:

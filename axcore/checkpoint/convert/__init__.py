@@ -64,11 +64,14 @@ tensor per expert, ``experts.{j}``, one path). A family may define its own: a fr
 derived from ``OneToOne`` (``ours``, ``foreign``) or ``Transform``.
 """
 
+from axcore.checkpoint.convert._engine import Progress, convert
+from axcore.checkpoint.convert._export import export
 from axcore.checkpoint.convert._family import ModelFamily, Oracle, Settings, family_of, load_family
 from axcore.checkpoint.convert._gguf import GGUFSource
 from axcore.checkpoint.convert._huggingface import SafetensorsSource
 from axcore.checkpoint.convert._npz import NpzSource
 from axcore.checkpoint.convert._open import open_source
+from axcore.checkpoint.convert._report import Comparison, ConversionReport, MappedTensor
 from axcore.checkpoint.convert._rules import Ignored, Rule, TensorRule, Tied
 from axcore.checkpoint.convert._source import TensorInfo, TensorSource
 from axcore.checkpoint.convert._transforms import (
@@ -86,11 +89,14 @@ from axcore.checkpoint.convert._transforms import (
 )
 
 __all__ = [
+    "Comparison",
+    "ConversionReport",
     "Flatten",
     "Fused",
     "GGUFSource",
     "Identity",
     "Ignored",
+    "MappedTensor",
     "Matrix",
     "ModelFamily",
     "NpzSource",
@@ -98,6 +104,7 @@ __all__ = [
     "OneToOne",
     "Oracle",
     "PairsToHalves",
+    "Progress",
     "Rule",
     "SafetensorsSource",
     "Settings",
@@ -109,6 +116,8 @@ __all__ = [
     "TorchLinear",
     "Transform",
     "Transpose",
+    "convert",
+    "export",
     "family_of",
     "load_family",
     "open_source",

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from axcore.checkpoint.convert._model import parameters
+from axcore.checkpoint.convert._report import Comparison
 from axcore.checkpoint.convert._source import TensorSource
 from axcore.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from axcore.checkpoint.convert._family import Oracle
+    from axcore.checkpoint.convert._family import ModelFamily, Oracle
 
-__all__ = ["model_logits", "prompt_ids", "transformers_oracle"]
+__all__ = ["compare", "model_logits", "prompt_ids", "transformers_oracle"]
 
 _ROWS = 2
 _TOKENS = 24
+_AUTO_PARAMETERS = 500_000_000
+# Differences that are refused, as a share of the largest output. Measured: two float32 programs of
+# the same 30-layer model differ by 1e-6 to 1e-5 of it; bfloat16 rounds parameters to 0.4 %.
+_TOLERANCE = 1e-3
+_LOW_TOLERANCE = 0.1
+_LOW_PRECISION = {"bfloat16", "float16"}
 _TEXT = (
     "The capital of France is Paris. def add(a, b): return a + b. Water boils at 100 degrees; "
     "1 + 1 = 2, and the quick brown fox jumps over the lazy dog. Once upon a time there was a "
@@ -97,3 +106,93 @@ def transformers_oracle(source: TensorSource) -> Oracle | None:
             return model(torch.from_numpy(ids.astype(np.int64))).logits.float().numpy()
 
     return run
+
+
+def compare(
+    family: ModelFamily,
+    source: TensorSource,
+    trainer: Any,
+    checkpoints: Path,
+    *,
+    step: int,
+    tokenizer: Any,
+    verify: str,
+) -> Comparison:
+    """Runs a foreign model and ours on the fixed prompts.
+
+    Args:
+        family: The converter, which provides both.
+        source: The foreign model, which was read or has been written.
+        trainer: Our model's trainer.
+        checkpoints: Where its parameters are.
+        step: The checkpoint.
+        tokenizer: What makes ids of the prompts, or None.
+        verify: ``auto``, ``always`` or ``never``.
+
+    Raises:
+        CheckpointError: The outputs differ by more than rounding explains (AX620), or they had to
+            be compared (``always``) and cannot be (AX623).
+    """
+    if verify == "never":
+        return Comparison(None, "the comparison was switched off")
+    if verify == "auto" and source.num_values > _AUTO_PARAMETERS:
+        return Comparison(
+            None,
+            f"the model has {source.num_values:,} parameters, more than {_AUTO_PARAMETERS:,}: "
+            "it was not run unasked (--verify always)",
+        )
+    reason = "the foreign model cannot be run: its converter provides no oracle"
+    oracle: Oracle | None = None
+    try:
+        oracle = family.oracle(source)
+    except CheckpointError as error:
+        reason = error.message
+    if oracle is None:
+        if verify == "always":
+            raise CheckpointError(reason, code="AX623", where=str(source.path))
+        return Comparison(None, reason)
+    cfg = trainer.cfg.model
+    ids = prompt_ids(tokenizer, cfg.vocab_size, getattr(cfg, "max_seq_len", None))
+    theirs = np.asarray(oracle(ids), np.float32)
+    del oracle
+    state = _restored(trainer, checkpoints, step)
+    ours = np.asarray(family.outputs(trainer.model, state, ids), np.float32)
+    dtypes = {x.dtype for x in parameters(trainer).values()}
+    dtypes |= {info.dtype for info in source.infos.values()} & _LOW_PRECISION
+    return _compared(ours, theirs, ids, bool(dtypes & _LOW_PRECISION), str(source.path))
+
+
+def _compared(
+    ours: np.ndarray, theirs: np.ndarray, ids: np.ndarray, is_low: bool, where: str
+) -> Comparison:
+    if ours.shape != theirs.shape:
+        raise CheckpointError(
+            f"the foreign model's outputs have shape {list(theirs.shape)}, ours {list(ours.shape)}",
+            code="AX620",
+            where=where,
+        )
+    difference, scale = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
+    tolerance = scale * (_LOW_TOLERANCE if is_low else _TOLERANCE)
+    same = float(np.mean(ours.argmax(-1) == theirs.argmax(-1)))
+    if not difference <= tolerance:  # NaN is no agreement
+        raise CheckpointError(
+            f"the converted model computes something else: the outputs differ by {difference:.3g}, "
+            f"where they reach {scale:.3g}; {same:.0%} of the positions agree on the largest",
+            code="AX620",
+            where=where,
+            hint="the converter does not fit this model: please report it (--verify never writes "
+            "it all the same)",
+        )
+    rows = tuple(tuple(int(i) for i in row) for row in ids)
+    return Comparison(difference, None, scale, tolerance, same, rows)
+
+
+def _restored(trainer: Any, checkpoints: Path, step: int) -> Any:
+    checkpointer = trainer.cfg.checkpointer.instantiate()
+    checkpointer.open(checkpoints)
+    try:
+        state = trainer.abstract_state().model
+        tree, _ = checkpointer.restore(step, {"model": state}, allow_unexpected=True)
+        return tree["model"]
+    finally:
+        checkpointer.close()

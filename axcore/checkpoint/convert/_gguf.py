@@ -17,8 +17,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from axcore.checkpoint.convert._safetensors import range_digest
-from axcore.checkpoint.convert._source import OpenFiles, TensorInfo, TensorSource, bad_source
+from axcore.checkpoint.convert._source import (
+    Digest,
+    OpenFiles,
+    TensorInfo,
+    TensorSource,
+    bad_source,
+)
 from axcore.errors import CheckpointError
 
 __all__ = ["GGUFSource"]
@@ -42,7 +47,7 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-_STRING, _ARRAY = 8, 9
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _PLAIN = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -95,11 +100,13 @@ class GGUFSource(TensorSource):
         found = self.metadata.get("general.architecture")
         return found if isinstance(found, str) else None
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, digest: Digest | None = None) -> np.ndarray:
         """See :meth:`TensorSource.read`."""
         info, stored = self.infos[name], self._stored[name]
         if info.dtype in _PLAIN:
             data = self._files.read(self.path, stored.offset, info.size_bytes)
+            if digest is not None:
+                digest.update(data.data)
             return data.view(_PLAIN[info.dtype]).reshape(info.shape)
         out = np.empty(info.num_values, np.float32)
         kind = self._gguf.GGMLQuantizationType(stored.kind)
@@ -110,14 +117,11 @@ class GGUFSource(TensorSource):
             count = min(step, blocks - start)
             offset = stored.offset + start * block_bytes
             data = self._files.read(self.path, offset, count * block_bytes)
+            if digest is not None:
+                digest.update(data.data)
             values = self._gguf.quants.dequantize(data.reshape(count, block_bytes), kind)
             out[start * per_block : (start + count) * per_block] = values.reshape(-1)
         return out.reshape(info.shape)
-
-    def digest(self, name: str) -> str:
-        """See :meth:`TensorSource.digest`."""
-        size = self.infos[name].size_bytes
-        return range_digest(self._files, self.path, self._stored[name].offset, size)
 
     def close(self) -> None:
         """Closes the file."""
@@ -253,7 +257,9 @@ class _Cursor:
             return self.string()
         if kind not in _SCALARS:
             raise bad_source(f"its metadata has a value of unknown type {kind}", self._path)
-        return self.number(_SCALARS[kind])
+        value = self.number(_SCALARS[kind])
+        # The decimal that was meant, 1e-05, not what float32 makes of it, 9.9999997e-06.
+        return float(str(np.float32(value))) if kind == _FLOAT32 else value
 
     def _array(self) -> list[Any]:
         kind, count = self.number("I"), self.number("Q")

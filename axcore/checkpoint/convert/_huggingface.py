@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from axcore.checkpoint.convert._safetensors import (
-    StoredTensor,
-    read_header,
-    tensor_array,
-    tensor_digest,
+from axcore.checkpoint.convert._safetensors import StoredTensor, read_header
+from axcore.checkpoint.convert._source import (
+    Digest,
+    OpenFiles,
+    TensorSource,
+    bad_source,
+    dtype_named,
+    plain_file,
 )
-from axcore.checkpoint.convert._source import OpenFiles, TensorSource, bad_source, plain_file
 
-__all__ = ["SafetensorsSource", "is_pickle", "read_json", "refused_pickle"]
+__all__ = ["SafetensorsSource", "contained", "is_pickle", "read_json", "refused_pickle"]
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
@@ -48,7 +50,7 @@ class SafetensorsSource(TensorSource):
                 code="AX610",
                 hint="name the model's directory, with config.json and *.safetensors",
             )
-        self.config = read_json(_contained(self.directory, "config.json"))
+        self.config = read_json(contained(self.directory, "config.json"))
         if "quantization_config" in self.config:
             raise bad_source(
                 "the weights are quantized (quantization_config)",
@@ -64,7 +66,7 @@ class SafetensorsSource(TensorSource):
             raise
         self.infos = {name: stored.info for name, stored in self._tensors.items()}
         self.metadata = {
-            name.removesuffix(".json"): read_json(_contained(self.directory, name))
+            name.removesuffix(".json"): read_json(contained(self.directory, name))
             for name in ("generation_config.json",)
             if (self.directory / name).is_file()
         }
@@ -77,13 +79,13 @@ class SafetensorsSource(TensorSource):
             return names[0]
         return None
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, digest: Digest | None = None) -> np.ndarray:
         """See :meth:`TensorSource.read`."""
-        return tensor_array(self._files, self._tensors[name])
-
-    def digest(self, name: str) -> str:
-        """See :meth:`TensorSource.digest`."""
-        return tensor_digest(self._files, self._tensors[name])
+        stored = self._tensors[name]
+        data = self._files.read(stored.path, stored.offset, stored.info.size_bytes)
+        if digest is not None:
+            digest.update(data.data)
+        return data.view(dtype_named(stored.info.dtype)).reshape(stored.info.shape)
 
     def close(self) -> None:
         """Closes the files."""
@@ -98,7 +100,7 @@ class SafetensorsSource(TensorSource):
         if _WHOLE in found:
             found = [_WHOLE]
         if len(found) == 1:
-            path = _contained(self.directory, found[0])
+            path = contained(self.directory, found[0])
             return dict(read_header(self._files, path).tensors)
         if found:
             raise bad_source(
@@ -114,7 +116,7 @@ class SafetensorsSource(TensorSource):
         raise bad_source("there is no safetensors file", self.directory, code="AX610")
 
     def _read_shards(self, index: Path) -> dict[str, StoredTensor]:
-        weight_map = read_json(_contained(self.directory, index.name)).get("weight_map")
+        weight_map = read_json(contained(self.directory, index.name)).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise bad_source("it has no weight_map", index)
         shards: dict[str, Mapping[str, StoredTensor]] = {}
@@ -131,7 +133,7 @@ class SafetensorsSource(TensorSource):
                     code="AX610",
                     hint=f"{index.name} names it; download it again",
                 )
-            path = _contained(self.directory, shard)
+            path = contained(self.directory, shard)
             shards[shard] = read_header(self._files, path).tensors
         tensors: dict[str, StoredTensor] = {}
         for shard, held in shards.items():
@@ -202,7 +204,7 @@ def _check_name(name: str, index: Path) -> None:
         )
 
 
-def _contained(directory: Path, name: str) -> Path:
+def contained(directory: Path, name: str) -> Path:
     """Returns the path of a file that really is in the directory.
 
     A link may lead to the ``blobs`` folder of the same repository: so the hub's cache stores files.

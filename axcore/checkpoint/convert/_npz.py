@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import zipfile
@@ -13,7 +12,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from axcore.checkpoint.convert._source import TensorInfo, TensorSource, bad_source, plain_file
+from axcore.checkpoint.convert._source import (
+    Digest,
+    TensorInfo,
+    TensorSource,
+    bad_source,
+    plain_file,
+)
 
 __all__ = ["NpzSource"]
 
@@ -59,7 +64,7 @@ class NpzSource(TensorSource):
         found = self.config.get("architecture", self.config.get("model_type"))
         return found if isinstance(found, str) else None
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, digest: Digest | None = None) -> np.ndarray:
         """See :meth:`TensorSource.read`."""
         info = self.infos[name]
         shape, dtype, fortran = self._layouts[name]
@@ -68,15 +73,10 @@ class NpzSource(TensorSource):
         position = 0
         for block in self._blocks(name):
             view[position : position + len(block)] = block
+            if digest is not None:
+                digest.update(block)
             position += len(block)
         return out.reshape(shape[::-1]).T if fortran else out.reshape(shape)
-
-    def digest(self, name: str) -> str:
-        """See :meth:`TensorSource.digest`."""
-        digest = hashlib.sha256()
-        for block in self._blocks(name):
-            digest.update(block)
-        return digest.hexdigest()
 
     def close(self) -> None:
         """Closes the archive."""

@@ -278,9 +278,11 @@ def _foreign(
     free = list(dict.fromkeys(p for name in names for p in _PLACEHOLDER.findall(name)))
     if not free:
         return names
-    if len(free) > 1 or len(names) > 1 or not shape:
+    count = next(iter(shape), 0)
+    first, *others = names
+    if len(free) > 1 or others or not count:
         raise _author(f"cannot count {', '.join(free)} along the first dim of {shape}", rule)
-    return tuple(_filled(names[0], {free[0]: str(n)}) for n in range(shape[0]))
+    return tuple(_filled(first, {free[0]: str(n)}) for n in range(count))
 
 
 def _compiled(template: str) -> re.Pattern[str]:

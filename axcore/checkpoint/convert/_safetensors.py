@@ -7,14 +7,11 @@ the tensors side by side, without gaps (https://github.com/huggingface/safetenso
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from axcore.checkpoint.convert._source import OpenFiles, TensorInfo, bad_source, dtype_named
 
@@ -22,10 +19,7 @@ __all__ = [
     "Header",
     "StoredTensor",
     "header_bytes",
-    "range_digest",
     "read_header",
-    "tensor_array",
-    "tensor_digest",
 ]
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
@@ -47,7 +41,6 @@ DTYPES = {
     "BOOL": "bool",
 }
 NAMES = {numpy: name for name, numpy in DTYPES.items()}
-_BLOCK = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,25 +99,6 @@ def read_header(files: OpenFiles, path: Path) -> Header:
     tensors = {n: _tensor(n, entry, path, start, size) for n, entry in entries.items()}
     _check_layout(tensors.values(), path, start, size)
     return Header(tensors, {str(k): str(v) for k, v in metadata.items()})
-
-
-def tensor_digest(files: OpenFiles, stored: StoredTensor) -> str:
-    """Returns the sha256 of a tensor's bytes."""
-    return range_digest(files, stored.path, stored.offset, stored.info.size_bytes)
-
-
-def range_digest(files: OpenFiles, path: Path, offset: int, size: int) -> str:
-    """Returns the sha256 of a range of a file, read block by block."""
-    digest = hashlib.sha256()
-    for start in range(0, size, _BLOCK):
-        digest.update(files.read(path, offset + start, min(_BLOCK, size - start)).data)
-    return digest.hexdigest()
-
-
-def tensor_array(files: OpenFiles, stored: StoredTensor) -> np.ndarray:
-    """Reads a tensor."""
-    data = files.read(stored.path, stored.offset, stored.info.size_bytes)
-    return data.view(dtype_named(stored.info.dtype)).reshape(stored.info.shape)
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[int]]:

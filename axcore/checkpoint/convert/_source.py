@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +18,12 @@ import numpy as np
 from axcore.errors import CheckpointError
 
 __all__ = ["OpenFiles", "TensorInfo", "TensorSource", "bad_source", "dtype_named", "plain_file"]
+
+
+class Digest(Protocol):
+    """What ``hashlib`` makes."""
+
+    def update(self, data: Any, /) -> object: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +78,12 @@ class TensorSource(abc.ABC):
         """Name of the architecture as the files state it, or None when they do not."""
 
     @abc.abstractmethod
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, digest: Digest | None = None) -> np.ndarray:
         """Reads one tensor.
 
         Args:
             name: A key of ``infos``.
+            digest: Is given the tensor's bytes as they are stored, such as ``hashlib.sha256()``.
 
         Returns:
             An array of the info's shape. Block formats come dequantized, as float32.
@@ -84,10 +91,6 @@ class TensorSource(abc.ABC):
         Raises:
             CheckpointError: The file has become shorter, or cannot be read.
         """
-
-    @abc.abstractmethod
-    def digest(self, name: str) -> str:
-        """Returns the sha256 of a tensor's stored bytes, in hexadecimal."""
 
     @property
     def size_bytes(self) -> int:

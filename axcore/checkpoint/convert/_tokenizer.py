@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from axcore.checkpoint.convert._huggingface import contained
 from axcore.checkpoint.convert._source import TensorSource
 
 if TYPE_CHECKING:
@@ -13,15 +15,27 @@ __all__ = ["default_tokenizer"]
 
 
 def default_tokenizer(source: TensorSource) -> BaseTokenizer | None:
-    """Returns the tokenizer of a source, or None when its format carries none."""
-    import axcore.data as data
+    """Returns the tokenizer of a source, or None when its format carries none.
+
+    Hugging Face directories have a ``tokenizer.json`` or a SentencePiece ``tokenizer.model``, GGUF
+    files their metadata.
+    """
+    from axcore.data import GGUFTokenizer, HFTokenizer, SentencePieceTokenizer
 
     if source.format == "hf":
         directory = source.path if source.path.is_dir() else source.path.parent
-        if (directory / "tokenizer.json").is_file():
-            made: Any = data.HFTokenizer.from_directory(directory)  # pyright: ignore
-            return made
+        for kind in (HFTokenizer, SentencePieceTokenizer):
+            for name in kind.main_files:
+                if (directory / name).is_file():
+                    _check_links(directory, (name, *kind.beside_files))
+                    return kind.Config(path=str(directory / name)).instantiate()
     if source.format == "gguf" and "tokenizer.ggml.model" in source.metadata:
-        made = data.GGUFTokenizer.from_metadata(source.metadata)  # pyright: ignore
-        return made
+        return GGUFTokenizer.from_metadata(source.metadata)
     return None
+
+
+def _check_links(directory: Path, names: tuple[str, ...]) -> None:
+    """The files are copied into the model directory: none may come from elsewhere."""
+    for name in names:
+        if (directory / name).exists():
+            contained(directory, name)

@@ -24,7 +24,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("axcore.cli.eval", "evaluate a model directory"),
     "generate": ("axcore.cli.generate", "continue a text with a model directory"),
     "tokenizer": ("axcore.cli.tokenizer", "train a tokenizer, and see what tokens it makes"),
+    "convert": ("axcore.cli.convert", "turn another framework's model into ours, or ours into it"),
     "config": ("axcore.cli.config", "show, compare and explain configs"),
+    "loc": ("axcore.cli.loc", "measure the lines of code that adding a feature changes"),
     "plugins": ("axcore.cli.plugins", "list, inspect, check and start plugins"),
     "doctor": ("axcore.cli.doctor", "show what is installed, what works and what to fix"),
 }

@@ -14,6 +14,8 @@ Example:
 from axcore.testing.loc._configs import ConfigsResult
 from axcore.testing.loc._features import FOLDER, Feature, find_features, parse_feature
 from axcore.testing.loc._fit import Fit, fit_growth
+from axcore.testing.loc._git import Landing, find_checkout, landings
+from axcore.testing.loc._leaks import Leak, find_leaks
 from axcore.testing.loc._measure import (
     FULL,
     MAX_INTEGRATION_LINES,
@@ -38,12 +40,17 @@ __all__ = [
     "Feature",
     "Fit",
     "Grid",
+    "Landing",
+    "Leak",
     "Report",
     "Row",
     "changed_lines",
     "code_lines",
+    "find_checkout",
     "find_features",
+    "find_leaks",
     "fit_growth",
+    "landings",
     "measure",
     "normalized",
     "parse_feature",

@@ -13,12 +13,13 @@ def integrate(cfg):
 
 # %% check
 import math
+from typing import Any
 
 import jax
 
 from axcore.parallel import partition_spec
 
-MESH = jax.sharding.AbstractMesh((2, 2, 2), ("fsdp", "seq", "model"))
+MESH: Any = jax.sharding.AbstractMesh((2, 2, 2), ("fsdp", "seq", "model"))
 
 
 def is_present(cfg, model):

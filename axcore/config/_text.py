@@ -21,7 +21,7 @@ from axcore.config._tree import (
     state,
 )
 from axcore.config._types import Scaled
-from axcore.errors import ConfigError, did_you_mean
+from axcore.errors import AxcoreError, ConfigError, did_you_mean
 
 _NAMES: dict[str, Any] = {"REQUIRED": REQUIRED, "nan": math.nan, "inf": math.inf}
 _WORDS = ("config", "config_for", "partial_for", "ref", "enum", "data", "scaled")
@@ -121,6 +121,8 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
             raise _bad(f"{kind.__name__} lacks the field {name!r}")
     try:
         return kind(**values)
+    except AxcoreError as e:  # its own words, code and hint: the text is well formed
+        raise ConfigError(e.message, code=e.code, hint=e.hint) from e
     except (TypeError, ValueError) as e:
         raise _bad(f"{kind.__name__}: {e}") from e
 

@@ -28,7 +28,7 @@ from axcore.config import (
     resolve,
     scaled,
 )
-from axcore.errors import ConfigError
+from axcore.errors import ConfigError, OpError
 
 TRUSTED = (__name__.split(".")[0],)
 
@@ -411,3 +411,27 @@ def test_a_record_keeps_its_defaults_too_but_what_has_none_is_missed():
     for line in ("stage.steps: 5\n", "gelu.x: REQUIRED\n"):
         with pytest.raises(ConfigError, match=line.partition(":")[0].rpartition(".")[2]):
             Model.Config.from_text(TEXT.replace(line, ""), trusted=TRUSTED, fill_in=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    value: float
+
+    def __post_init__(self):
+        if self.value < 1:
+            raise OpError(f"got {self.value}", code="AX999", hint="1 or more")
+
+
+class Scaling(Configurable):
+    class Config(Configurable.Config):
+        factor: Factor = Factor(2.0)
+
+
+def test_what_a_record_says_of_its_values_is_what_the_user_reads():
+    cfg = Scaling.Config()
+    bad = f'data("{M}.Factor", value=0.5)'
+    with pytest.raises(ConfigError, match=r"got 0\.5") as caught:
+        Config.from_text(cfg.to_text().replace("value=2.0", "value=0.5"), trusted=TRUSTED)
+    assert (caught.value.code, caught.value.hint) == ("AX999", "1 or more")
+    with pytest.raises(ConfigError, match=r"got 0\.5"):
+        cfg.set_path_text("factor", bad, TRUSTED)

@@ -137,8 +137,12 @@ class LayerConformance:
         for scanned in (False, True):
             stack = _Stack.Config(layer=self.config(), scanned=scanned).instantiate(name="stack")
             params = stack.initialize(jax.random.key(0))
-            outputs = self._call(stack, params, inputs, method="forward")
-            gradients = jax.grad(lambda p, s=stack: self._scalar(s, p, inputs, "forward"))(params)
+
+            def run(params: Any, stack: Any = stack) -> Any:
+                gradients = jax.grad(lambda p: self._scalar(stack, p, inputs, "forward"))(params)
+                return self._call(stack, params, inputs, method="forward"), gradients
+
+            outputs, gradients = jax.jit(run)(params)
             if not scanned:
                 params, gradients = _stacked(params), _stacked(gradients)
             results.append((params, outputs, gradients))

@@ -9,8 +9,9 @@ from axcore import experiments
 from axcore.checkpoint.convert import load_family
 from axcore.checkpoint.convert._rules import match_tensors
 from axcore.checkpoint.convert._source import TensorInfo
+from axcore.config import scaled
 from axcore.errors import AxcoreError, CheckpointError
-from axcore.layers import LMHead
+from axcore.layers import LayerNorm, LearnedPositions, LMHead
 from axcore.ops.masks import SlidingWindow
 from axlearn_rope import DynamicNTKScaling, LinearScaling, NTKScaling, RoPE, YaRNScaling
 
@@ -152,6 +153,10 @@ def test_rotary_scaling_survives_the_way_through_foreign_settings(scaling):
         ("decoder.final_norm.eps", 1e-3),
         ("embedding.embedding_scale", 8.0),
         ("lm_head", LMHead.Config(logit_cap=30.0)),
+        ("position", LearnedPositions.Config()),
+        ("decoder.layer.attention_norm", LayerNorm.Config()),
+        ("decoder.layer.feed_forward.hidden_dim", scaled(4, of="input_dim")),
+        ("decoder.layer.attention.query_key_transform", None),
     ],
     ids=lambda value: value.rsplit(".", 1)[-1] if isinstance(value, str) else "",
 )
@@ -161,6 +166,17 @@ def test_what_a_foreign_config_cannot_say_is_not_exported(path, value):
     with pytest.raises(CheckpointError) as caught:
         load_family(LLAMA).foreign_config(cfg)
     assert caught.value.code == "AX622"
+
+
+def test_one_family_s_model_is_not_written_as_another_s():
+    for member, names in {
+        "fuji-test-v2": ("hf:Qwen2ForCausalLM", "hf:Qwen3ForCausalLM"),
+        "qwen2.5-test": (LLAMA, "hf:Qwen3ForCausalLM"),
+        "qwen3-test": (LLAMA, "hf:Qwen2ForCausalLM"),
+    }.items():
+        for name in names:
+            with pytest.raises(CheckpointError, match="cannot express"):
+                load_family(name).foreign_config(experiments.get(member))
 
 
 @pytest.mark.parametrize(

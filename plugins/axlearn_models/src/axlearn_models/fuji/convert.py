@@ -21,6 +21,7 @@ from axcore.checkpoint.convert import (
 from axcore.errors import CheckpointError
 from axcore.layers import LMHead
 from axcore.train import Trainer
+from axlearn_models._export import verified
 from axlearn_models._hugging_face import (
     ATTENTION_NAMES,
     FEED_FORWARD_NAMES,
@@ -59,10 +60,12 @@ class HuggingFaceLlama(ModelFamily):
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
         name = self.architecture
-        return llama_like_to(cfg, architecture=name, model_type="llama") | {
+        out = llama_like_to(cfg, architecture=name, model_type="llama")
+        biases = {
             "attention_bias": bias_of(cfg, *ATTENTION_NAMES, architecture=name),
             "mlp_bias": bias_of(cfg, *FEED_FORWARD_NAMES, architecture=name),
         }
+        return verified(self, cfg, out | biases)
 
 
 class GGUFLlama(ModelFamily):

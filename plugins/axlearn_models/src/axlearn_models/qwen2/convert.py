@@ -8,11 +8,8 @@ from typing import Any
 from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
 from axcore.train import Trainer
+from axlearn_models._export import verified
 from axlearn_models._hugging_face import (
-    FEED_FORWARD_NAMES,
-    QKV_NAMES,
-    bias_of,
-    cannot_say,
     check_all_read,
     llama_like_from,
     llama_like_rules,
@@ -43,12 +40,5 @@ class HuggingFaceQwen2(ModelFamily):
 
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
-        name = self.architecture
-        rest = ("attention.output", *FEED_FORWARD_NAMES)
-        if not bias_of(cfg, *QKV_NAMES, architecture=name):
-            raise cannot_say("queries, keys and values without biases", name)
-        if bias_of(cfg, *rest, architecture=name):
-            raise cannot_say("biases beside those of queries, keys and values", name)
-        return llama_like_to(cfg, architecture=name, model_type="qwen2") | {
-            "use_sliding_window": False
-        }
+        out = llama_like_to(cfg, architecture=self.architecture, model_type="qwen2")
+        return verified(self, cfg, out | {"use_sliding_window": False})

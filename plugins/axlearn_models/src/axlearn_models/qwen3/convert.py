@@ -7,13 +7,11 @@ from typing import Any
 
 from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
-from axcore.layers import QKNorm
 from axcore.train import Trainer
+from axlearn_models._export import verified
 from axlearn_models._hugging_face import (
     ATTENTION_NAMES,
-    FEED_FORWARD_NAMES,
     bias_of,
-    cannot_say,
     check_all_read,
     llama_like_from,
     llama_like_rules,
@@ -47,12 +45,7 @@ class HuggingFaceQwen3(ModelFamily):
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
         name = self.architecture
-        norms = [*cfg.model.find(QKNorm.Config).values()]
-        if len(norms) != 1 or norms[0].over != "head_dim":
-            raise cannot_say("no norm of each head's queries and keys", name)
-        if bias_of(cfg, *FEED_FORWARD_NAMES, architecture=name):
-            raise cannot_say("biases in the feed-forward network", name)
-        return llama_like_to(cfg, architecture=name, model_type="qwen3") | {
-            "attention_bias": bias_of(cfg, *ATTENTION_NAMES, architecture=name),
-            "use_sliding_window": False,
-        }
+        out = llama_like_to(cfg, architecture=name, model_type="qwen3")
+        biases = bias_of(cfg, *ATTENTION_NAMES, architecture=name)
+        more = {"attention_bias": biases, "use_sliding_window": False}
+        return verified(self, cfg, out | more)

@@ -1,6 +1,18 @@
 """Inference: generation with the modules that train, and reading model directories."""
 
-from axcore.inference._generate import Generation, Generator, Sampling
+from axcore.inference._engine import Generation, Generator
 from axcore.inference._model_dir import LoadedModel, load_model
+from axcore.inference._sampling import Chooser, Sampling
+from axcore.inference._text import Completion, TextStream, complete
 
-__all__ = ["Generation", "Generator", "LoadedModel", "Sampling", "load_model"]
+__all__ = [
+    "Chooser",
+    "Completion",
+    "Generation",
+    "Generator",
+    "LoadedModel",
+    "Sampling",
+    "TextStream",
+    "complete",
+    "load_model",
+]

@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._decoding import check_cached_decode as check_cached_decode
     from ._distributions import write_distribution as write_distribution
     from ._kernels import KernelCase as KernelCase
     from ._kernels import KernelConformance as KernelConformance
@@ -28,6 +29,7 @@ _PUBLIC = {
     "KernelConformance": "_kernels",
     "LayerConformance": "_layers",
     "PluginConformance": "_plugins",
+    "check_cached_decode": "_decoding",
     "write_distribution": "_distributions",
 }
 
@@ -36,6 +38,7 @@ __all__ = [  # noqa: RUF022
     "KernelConformance",
     "KernelCase",
     "LayerConformance",
+    "check_cached_decode",
     "write_distribution",
 ]
 

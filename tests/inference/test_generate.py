@@ -8,7 +8,15 @@ import pytest
 from axcore import functional
 from axcore.errors import CliError
 from axcore.inference import Generator, Sampling
-from axcore.layers import Attention, CausalLM, Decoder, TransformerLayer
+from axcore.layers import (
+    Attention,
+    CausalLM,
+    Decoder,
+    RepeatedTransformer,
+    StackedTransformer,
+    TransformerLayer,
+)
+from axcore.testing import check_cached_decode
 
 LIMIT = 24
 
@@ -96,36 +104,101 @@ def test_sampling_is_reproducible_and_follows_the_seed(generator):
     assert draw[0] == draw[1] != draw[2]
 
 
-def choose(sampling, logits, num=400):
-    keys = jax.random.split(jax.random.key(0), num)
-    rows = jnp.asarray([logits], jnp.float32)
-    return np.asarray(jax.vmap(lambda k: sampling.choose(rows, k)[0])(keys))
+def test_a_row_draws_as_a_prompt_alone_with_its_seed_does(generator):
+    sampling = Sampling(temperature=1.5, seed=7)
+    together = generator.generate([[3, 1], [5]], 9, sampling).tokens
+    assert together[0] == generator.generate([[3, 1]], 9, sampling).tokens[0]
+    assert together[1] == generator.generate([[5]], 9, sampling, seeds=[8]).tokens[0]
 
 
-def test_top_k_and_top_p_leave_out_the_tail():
-    logits = np.log([0.5, 0.3, 0.15, 0.05])
-    assert set(choose(Sampling(temperature=1.0, top_k=2), logits)) == {0, 1}
-    assert set(choose(Sampling(temperature=1.0, top_p=0.75), logits)) == {0, 1}
-    assert set(choose(Sampling(temperature=1.0, top_p=0.85), logits)) == {0, 1, 2}
-    assert set(choose(Sampling(temperature=1.0, top_p=0.01), logits)) == {0}
+def test_what_is_drawn_does_not_depend_on_the_chunks(model, generator):
+    module, params, _ = model
+    sampling = Sampling(temperature=1.5, repetition_penalty=1.4, seed=3)
+    whole = Generator(module, params, max_seq_len=LIMIT, chunk=16)
+    expected = generator.generate([[3, 1]], 9, sampling).tokens
+    assert whole.generate([[3, 1]], 9, sampling).tokens == expected
 
 
-def test_temperature_gives_the_softmax_frequencies():
-    logits = np.array([1.0, 0.0, -1.0])
-    draws = choose(Sampling(temperature=2.0), logits, num=4000)
-    expected = np.exp(logits / 2) / np.exp(logits / 2).sum()
-    # 4,000 draws: three standard errors are 0.024.
-    np.testing.assert_allclose(np.bincount(draws, minlength=3) / 4000, expected, atol=0.024)
+def test_the_repetition_penalty_counts_the_prompt_and_the_answer(model, generator):
+    prompt, penalty = [1, 2, 3], 3.0
+    tokens = list(prompt)
+    for _ in range(9):
+        logits = np.array(model[2](tokens), np.float64)
+        for token in set(tokens):
+            logits[token] = (
+                logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+            )
+        tokens.append(int(np.argmax(logits)))
+    made = generator.generate([prompt], 9, Sampling(repetition_penalty=penalty))
+    assert made.tokens[0] == tokens[3:] != generator.generate([prompt], 9).tokens[0]
 
 
-@pytest.mark.parametrize(
-    "bad", [dict(temperature=-1.0), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5)]
-)
-def test_impossible_sampling_is_refused(bad):
-    with pytest.raises(CliError, match="temperature >= 0"):
-        Sampling(**bad)
+def test_any_of_several_tokens_ends_a_text(model):
+    module, params, last_logits = model
+    expected = greedy(last_logits, [1, 2, 3], 9)
+    first = min(expected.index(expected[4]), expected.index(expected[2]))
+    made = Generator(
+        module, params, max_seq_len=LIMIT, eos_id=[expected[4], expected[2]], chunk=4
+    ).generate([[1, 2, 3], [7]], 9)
+    assert made.tokens[0] == expected[:first] and made.ended[0]
 
 
-def test_a_seed_of_more_than_64_bits_is_refused():
-    with pytest.raises(CliError, match="AX820"):
-        Sampling(seed=10**20)
+def test_a_prompt_can_be_finished_from_outside(generator):
+    seen = []
+
+    def watch(new):
+        seen.append([len(tokens) for tokens in new])
+        return [len(seen) >= 2, len(seen) >= 3]
+
+    made = generator.generate([[1, 2, 3], [7]], 17, on_tokens=watch)
+    assert [len(tokens) for tokens in made.tokens] == [5, 9] and made.ended == [False, False]
+    assert seen == [[1, 1], [4, 4], [0, 4]]
+
+
+def test_a_bucket_is_compiled_once(model):
+    """Prompts, lengths, seeds and values of one bucket share two programs."""
+    module, params, _ = model
+    generator = Generator(module, params, max_seq_len=LIMIT, chunk=4)
+    for prompts, num, sampling in (
+        ([[1, 2, 3]], 9, Sampling(temperature=1.0)),
+        ([[4]], 3, Sampling(temperature=0.3, seed=9)),
+        ([[1] * 8], 8, Sampling(temperature=2.0)),
+        ([[5, 6]], 1, Sampling(temperature=2.0)),
+    ):
+        generator.generate(prompts, num, sampling)
+    assert generator.num_programs == 2
+    generator.generate([[1, 2], [3], [4]], 5, Sampling(temperature=1.0))
+    generator.generate([[1, 2], [3], [4], [5]], 7, Sampling(temperature=1.0))
+    assert generator.num_programs == 4, "three prompts run as four"
+
+
+def test_compiled_programs_are_all_there_is(model, monkeypatch):
+    """A second request compiles nothing, counted by JAX itself."""
+    module, params, _ = model
+    generator = Generator(module, params, max_seq_len=LIMIT, chunk=4)
+    generator.generate([[1, 2, 3]], 9)
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, _, **kw: events.append(name) if "backend_compile" in name else None
+    )
+    made = generator.generate([[4, 5]], 6)
+    assert not events and made.compile_seconds == 0
+    assert made.ttft_seconds > 0 and made.tokens_per_second > 0
+
+
+def test_a_model_that_cannot_generate_is_named(model):
+    with pytest.raises(CliError, match="AX825"):
+        Generator(model[0].embedding, {}, max_seq_len=None)
+
+
+@pytest.mark.parametrize("stack", [RepeatedTransformer.Config(), StackedTransformer.Config()])
+def test_any_split_of_the_prompt_gives_the_full_forward(stack):
+    """Prefill, then pieces of any lengths, then single tokens, in rows of different lengths."""
+    layer = TransformerLayer.Config(attention=Attention.Config(num_heads=4, num_kv_heads=2))
+    module = CausalLM.Config(
+        vocab_size=24,
+        model_dim=16,
+        max_seq_len=16,
+        decoder=Decoder.Config(num_layers=2, layer=layer, stack=stack),
+    ).instantiate(name="m")
+    check_cached_decode(module, module.initialize(jax.random.key(3)), vocab_size=24)

@@ -1,0 +1,64 @@
+"""``axcore convert`` on whole models: in, compared by itself, out again, the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from axcore.inference import load_model
+
+pytestmark = [pytest.mark.oracle, pytest.mark.xdist_group("torch-models")]
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_a_model_goes_in_and_comes_out_with_the_same_bits(family, cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    reason = "the oracle: pip install torch transformers"
+    torch = pytest.importorskip("torch", reason=reason)
+    transformers = pytest.importorskip("transformers", reason=reason)
+    config = getattr(transformers, f"{family}Config")(**SIZES)
+    torch.manual_seed(0)
+    first = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    first.save_pretrained(tmp_path / "first", max_shard_size="20KB")
+
+    done = cli("convert", tmp_path / "first", "--out", tmp_path / "ours", "--verify", "always")
+    assert done["tensors"] == len(first.state_dict())
+    assert done["max_abs_logit_difference"] < 1e-4
+    report = json.loads((tmp_path / "ours" / "conversion.json").read_text())
+    assert not report["settings_unread"]
+
+    cli("convert", tmp_path / "ours", "--export", "hf", "--out", tmp_path / "last")
+    auto = transformers.AutoModelForCausalLM
+    last = auto.from_pretrained(tmp_path / "last", local_files_only=True)
+    assert type(last) is type(first)
+    weights = last.state_dict()
+    assert set(weights) == set(first.state_dict())
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weights[name], weight), name
+    assert last.config.rope_parameters == first.config.rope_parameters
+
+
+def test_an_npz_archive_becomes_a_model_directory_with_evidence(cli, tmp_path):
+    glassllm = pytest.importorskip("glassllm", reason="the oracle: pip install glassllm==0.1.0")
+    source = Path(glassllm.__file__).parent / "weights" / "en.npz"
+    done = cli("convert", source, "--out", tmp_path / "ours", "--tokenizer", "byte")
+    assert done["max_abs_logit_difference"] < 1e-4
+    with np.load(source) as archive:
+        assert done["tensors"] == len(archive.files) - 1  # one of them holds the settings
+        embedding = archive["E"].astype(np.float32)
+    loaded = load_model(tmp_path / "ours")
+    np.testing.assert_array_equal(loaded.state["embedding"]["weight"], embedding)

@@ -28,6 +28,13 @@ SIZES = dict(
     bos_token_id=None,
     eos_token_id=None,
 )
+LONGROPE = dict(
+    rope_type="longrope",
+    rope_theta=10_000.0,
+    short_factor=[1.0, 1.1, 1.3, 2.0],
+    long_factor=[1.1, 2.0, 4.0, 8.0],
+    original_max_position_embeddings=32,
+)
 # Class of the model, and what its settings add to SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", dict(rms_norm_eps=1e-5)),
@@ -37,6 +44,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(head_dim=16)),
+    "mistral": ("Mistral", dict(head_dim=16, sliding_window=8)),
+    "olmo2": ("Olmo2", dict(attention_bias=True)),
+    "phi3": ("Phi3", dict(sliding_window=8)),
+    "phi3-longrope": ("Phi3", dict(rope_parameters=dict(LONGROPE, factor=2.0))),
 }
 ROPES: dict[str, dict[str, Any]] = {
     "linear": dict(factor=4.0),
@@ -121,6 +132,14 @@ def test_rotary_scaling_computes_the_same(kind, torch_models, read_model):
     close(read_model(directory).logits(IDS), logits_of(theirs, IDS))
 
 
+def test_a_sequence_past_the_trained_length_takes_the_long_frequencies(torch_models, read_model):
+    rope = dict(LONGROPE, original_max_position_embeddings=16)
+    theirs, directory = torch_models("Phi3", rope_parameters=rope)
+    ours = read_model(directory)
+    close(ours.logits(IDS), logits_of(theirs, IDS))
+    close(ours.logits(IDS[:, :12]), logits_of(theirs, IDS[:, :12]))
+
+
 @pytest.mark.parametrize(
     ("member", "name"),
     [
@@ -128,6 +147,9 @@ def test_rotary_scaling_computes_the_same(kind, torch_models, read_model):
         ("smollm2-test", "hf:LlamaForCausalLM"),
         ("qwen2.5-test", "hf:Qwen2ForCausalLM"),
         ("qwen3-test", "hf:Qwen3ForCausalLM"),
+        ("mistral-test", "hf:MistralForCausalLM"),
+        ("olmo2-test", "hf:Olmo2ForCausalLM"),
+        ("phi3-test", "hf:Phi3ForCausalLM"),
     ],
 )
 def test_an_exported_model_computes_the_same(

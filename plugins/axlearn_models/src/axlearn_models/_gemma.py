@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from axcore.layers import CausalLM, RMSNorm
-from axcore.ops.masks import Causal, SlidingWindow
 from axcore.train import Trainer
 from axlearn_models._llama_like import layers_of, llama_like, resized, shrunk
+from axlearn_models._windows import causal
 from axlearn_rope import RoPE, RoPEScaling
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "period_of",
     "resized_gemma",
     "shrunk_gemma",
-    "window_of",
 ]
 
 
@@ -79,14 +78,6 @@ def gemma_like(
     return model
 
 
-def window_of(layer: Any) -> int | None:
-    """Returns how many tokens a layer sees, its own included; None: all earlier ones."""
-    for mask in layer.attention.mask.parts():
-        if isinstance(mask, SlidingWindow) and mask.left is not None:
-            return mask.left + 1
-    return None
-
-
 def alternating(
     cfg: Trainer.Config,
     *,
@@ -105,13 +96,11 @@ def alternating(
         scaling: Rotary scaling of global layers; None: as it is.
     """
     present = layers_of(cfg)
-    local_layer, global_layer = (
-        next((layer for layer in present if (window_of(layer) is None) == everything), present[0])
-        for everything in (False, True)
-    )
-    local_layer, global_layer = local_layer.copy(), global_layer.copy()
-    local_layer.attention.set(mask=Causal() & SlidingWindow(left=window - 1))
-    global_layer.attention.set(mask=Causal())
+    narrow = [layer for layer in present if layer.attention.mask != causal(None)]
+    wide = [layer for layer in present if layer.attention.mask == causal(None)]
+    local_layer, global_layer = (narrow or wide)[0].copy(), (wide or narrow)[0].copy()
+    local_layer.attention.set(mask=causal(window))
+    global_layer.attention.set(mask=causal(None))
     if local_base is not None:
         _rope(local_layer).set(base=local_base)
     if scaling is not None:

@@ -8,7 +8,6 @@ exact and tested.
 from __future__ import annotations
 
 from axcore import experiments
-from axcore.ops.masks import Causal, SlidingWindow
 from axcore.train import Trainer
 from axlearn_models._llama_like import (
     attention_of,
@@ -18,6 +17,7 @@ from axlearn_models._llama_like import (
     rope_of,
     shrunk,
 )
+from axlearn_models._windows import causal
 
 
 def mistral_7b_v0_1() -> Trainer.Config:
@@ -31,14 +31,14 @@ def mistral_7b_v0_1() -> Trainer.Config:
         hidden_dim=14_336,
     )
     cfg = pretraining(model, tokens=2.0e12, batch_size=512, seq_len=8192, peak=3e-4)
-    attention_of(cfg).set(mask=Causal() & SlidingWindow(left=4095))
+    attention_of(cfg).set(mask=causal(4096))
     return cfg
 
 
 def mistral_7b_v0_3() -> Trainer.Config:
     """Mistral 7B v0.3: 7,248,023,552 parameters, no window, base 1,000,000."""
     cfg = experiments.get("mistral-7B-v0.1")
-    attention_of(cfg).set(mask=Causal())
+    attention_of(cfg).set(mask=causal(None))
     rope_of(cfg).set(base=1_000_000.0)
     return resized(cfg, vocab_size=32_768)
 
@@ -52,5 +52,5 @@ def mistral_nemo_12b() -> Trainer.Config:
 def mistral_test() -> Trainer.Config:
     """Mistral 7B v0.1's structure (window, grouped queries) with 0.1M parameters, on bytes."""
     cfg = shrunk(experiments.get("mistral-7B-v0.1"), num_kv_heads=2)
-    attention_of(cfg).set(mask=Causal() & SlidingWindow(left=15))
+    attention_of(cfg).set(mask=causal(16))
     return cfg

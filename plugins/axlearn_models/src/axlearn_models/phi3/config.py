@@ -8,7 +8,6 @@ Phi-3-small is another architecture and is not here. The counts are exact and te
 from __future__ import annotations
 
 from axcore import experiments
-from axcore.ops.masks import Causal, SlidingWindow
 from axcore.train import Trainer
 from axlearn_models._llama_like import (
     attention_of,
@@ -19,6 +18,7 @@ from axlearn_models._llama_like import (
     shrunk,
     trained_on,
 )
+from axlearn_models._windows import causal
 from axlearn_rope import LongRoPEScaling
 
 # Divisors of the 48 rotary frequencies, of the release of April 2024.
@@ -47,7 +47,7 @@ def phi3_mini_4k() -> Trainer.Config:
         hidden_dim=8192,
     )
     cfg = pretraining(model, tokens=3.3e12, batch_size=1024, seq_len=4096, peak=3e-4)
-    attention_of(cfg).set(mask=Causal() & SlidingWindow(left=2046))
+    attention_of(cfg).set(mask=causal(2047))
     return cfg
 
 
@@ -58,7 +58,7 @@ def phi3_mini_128k() -> Trainer.Config:
     training, and the long ones beyond.
     """
     cfg = experiments.get("phi3-mini-4k")
-    attention_of(cfg).set(mask=Causal())
+    attention_of(cfg).set(mask=causal(None))
     scaling = LongRoPEScaling(
         short_factor=_SHORT, long_factor=_LONG, factor=32.0, original_max_seq_len=4096
     )
@@ -78,5 +78,5 @@ def phi3_medium_4k() -> Trainer.Config:
 def phi3_test() -> Trainer.Config:
     """Phi-3-medium-4k's structure (window, grouped queries) with 0.1M parameters, on bytes."""
     cfg = shrunk(experiments.get("phi3-medium-4k"), num_kv_heads=2)
-    attention_of(cfg).set(mask=Causal() & SlidingWindow(left=14))
+    attention_of(cfg).set(mask=causal(15))
     return cfg

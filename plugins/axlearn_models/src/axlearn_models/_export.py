@@ -1,0 +1,75 @@
+"""Exports that say all of a model: its settings, read back, must give the same model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axcore.checkpoint.convert import ModelFamily, Rule, TensorRule
+from axcore.train import Trainer
+from axlearn_models._hugging_face import cannot_say, llama_like_rules
+from axlearn_models._llama_like import layers_of
+
+__all__ = ["rules_without", "verified"]
+
+# How a model is computed, initialized and trained, not what it computes from its parameters.
+_UNSAID = {
+    *("param_dtype", "compute_dtype", "reduce_dtype", "weight_init", "bias_init", "scale_init"),
+    *("sinks_init", "dropout", "dot", "logits_dot", "values_dot", "kernel", "kv_cache"),
+    *("max_seq_len", "z_loss_weight", "remat", "unroll", "stack"),
+}
+
+
+def verified(family: ModelFamily, cfg: Trainer.Config, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns foreign settings that say all of an experiment's model.
+
+    Args:
+        family: The family, whose ``config`` reads them.
+        cfg: The experiment.
+        settings: What is to be written.
+
+    Raises:
+        CheckpointError: Read back they give another model (AX622); it names the difference.
+    """
+    said = _computed(family.config(settings, {}))
+    for path, value in _computed(cfg).items():
+        if said.get(path) != value:
+            raise cannot_say(f"{path} = {value}", family.architecture)
+    return settings
+
+
+def rules_without(*paths: str) -> list[Rule]:
+    """Returns the rules of Llama-like models but those of the given parameters."""
+    return [
+        rule
+        for rule in llama_like_rules()
+        if not isinstance(rule, TensorRule) or rule.path not in paths
+    ]
+
+
+def _computed(cfg: Trainer.Config) -> dict[str, str]:
+    """Lines of a model's config, each layer of the period on its own and defaults made explicit."""
+    model: Any = cfg.model
+    lines = {
+        path: value
+        for path, value in model.lines().items()
+        if not path.startswith("decoder.layer") and _is_said(path)
+    }
+    lines["decoder.stack.layer_values"] = repr(model.decoder.stack.layer_values)
+    period = layers_of(cfg)
+    for index in range(model.decoder.num_layers):
+        layer = period[index % len(period)].copy()
+        attention = layer.attention
+        attention.set(
+            head_dim=attention.head_dim or model.model_dim // attention.num_heads,
+            num_kv_heads=attention.num_kv_heads or attention.num_heads,
+        )
+        lines |= {
+            f"decoder.layer.{index}.{path}": value
+            for path, value in layer.lines().items()
+            if _is_said(path)
+        }
+    return lines
+
+
+def _is_said(path: str) -> bool:
+    return not _UNSAID.intersection(path.split("."))

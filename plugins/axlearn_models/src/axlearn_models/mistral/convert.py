@@ -1,0 +1,48 @@
+"""Published weights of Mistral: Hugging Face's files, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from axcore import experiments
+from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
+from axcore.train import Trainer
+from axlearn_models._export import verified
+from axlearn_models._hugging_face import (
+    check_all_read,
+    llama_like_from,
+    llama_like_rules,
+    llama_like_to,
+    settings_of,
+)
+from axlearn_models._llama_like import attention_of
+from axlearn_models._windows import causal, without_window
+
+__all__ = ["HuggingFaceMistral"]
+
+
+class HuggingFaceMistral(ModelFamily):
+    """``MistralForCausalLM``: Llama's layers, all of them with the same window, or none."""
+
+    architecture = "MistralForCausalLM"
+
+    def config(self, foreign: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Trainer.Config:
+        """See :meth:`ModelFamily.config`."""
+        settings = settings_of(foreign)
+        settings.expect("model_type", "mistral")
+        cfg = llama_like_from(settings, experiments.get("mistral-7B-v0.1"))
+        attention_of(cfg).set(mask=causal(settings.get("sliding_window", 4096)))
+        check_all_read(settings)
+        return cfg
+
+    def rules(self, cfg: Trainer.Config) -> Sequence[Rule]:
+        """See :meth:`ModelFamily.rules`."""
+        return llama_like_rules()
+
+    def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
+        """See :meth:`ModelFamily.foreign_config`."""
+        plain = cfg.copy()
+        window = without_window(attention_of(plain))
+        out = llama_like_to(plain, architecture=self.architecture, model_type="mistral")
+        return verified(self, cfg, out | {"sliding_window": window})

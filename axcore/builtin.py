@@ -125,6 +125,27 @@ def axcore_layers() -> Iterable[LayerSpec]:
 
 
 @hookimpl
+def axcore_modifiers() -> Iterable[NamedSpec]:
+    return (
+        NamedSpec(
+            "lora",
+            "axcore.peft:LoRAModifier",
+            description="low-rank adapters in linear layers, everything else frozen",
+        ),
+        NamedSpec(
+            "dora",
+            "axcore.peft:DoRAModifier",
+            description="as lora, with a trained magnitude for each output",
+        ),
+        NamedSpec(
+            "freeze",
+            "axcore.peft:FreezeModifier",
+            description="train the parameters that train=... names and no others",
+        ),
+    )
+
+
+@hookimpl
 def axcore_experiments() -> Iterable[NamedSpec]:
     return (
         NamedSpec(

@@ -18,6 +18,7 @@ from axcore.layers.feed_forward import FeedForward
 from axcore.layers.initializers import Constant, Normal, Ones, VarianceScaling, Zeros
 from axcore.layers.kv_cache import ContiguousKVCache, init_cache, merge_state
 from axcore.layers.linear import Linear
+from axcore.layers.lora import DoRA, LoRA, LowRankAdapter
 from axcore.layers.multi_token import MultiTokenPrediction
 from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.pooling import FirstTokenPooler, MeanPooler
@@ -78,6 +79,7 @@ __all__ = [
     "CrossAttention",
     "CrossTransformerLayer",
     "Decoder",
+    "DoRA",
     "Dropout",
     "Embedding",
     "Encoder",
@@ -92,6 +94,8 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LoRA",
+    "LowRankAdapter",
     "MeanPooler",
     "MultiTokenPrediction",
     "Normal",

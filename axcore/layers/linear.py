@@ -9,7 +9,7 @@ from axcore.errors import ModuleError
 from axcore.layers.base import Layer
 from axcore.layers.initializers import VarianceScaling, Zeros
 from axcore.module import Initializer
-from axcore.ops import DotGeneral
+from axcore.ops import BaseDotGeneral, DotGeneral
 
 __all__ = ["Linear", "replacement"]
 
@@ -37,7 +37,7 @@ class Linear(Layer):
         axes: tuple[str | None, ...] = ("embed", "mlp")
         weight_init: Initializer = VarianceScaling()
         bias_init: Initializer = Zeros()
-        dot: DotGeneral.Config = DotGeneral.Config()
+        dot: BaseDotGeneral.Config = DotGeneral.Config()
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
@@ -63,7 +63,7 @@ class Linear(Layer):
             self._add_weight(
                 "bias", self._out, cfg.axes[num_in:], cfg.bias_init, weight_decay=False
             )
-        self.dot = self._add_child("dot", cfg.dot, DotGeneral)
+        self.dot = self._add_child("dot", cfg.dot, BaseDotGeneral)
 
     def forward(self, x: jax.Array) -> jax.Array:
         """(..., *input_dim) -> (..., *output_dim) in the compute dtype."""

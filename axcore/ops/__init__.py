@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 _PUBLIC = {
     "ACTIVATIONS": "axcore.ops._activation",
     "And": "axcore.ops.masks",
+    "BaseDotGeneral": "axcore.ops.dot_general",
     "Causal": "axcore.ops.masks",
     "DenseKV": "axcore.ops._attention",
     "DotGeneral": "axcore.ops.dot_general",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from axcore.ops._select import record_choices as record_choices
     from axcore.ops._select import reference as reference
     from axcore.ops._select import select as select
+    from axcore.ops.dot_general import BaseDotGeneral as BaseDotGeneral
     from axcore.ops.dot_general import DotGeneral as DotGeneral
     from axcore.ops.masks import And as And
     from axcore.ops.masks import Causal as Causal

@@ -7,6 +7,7 @@ and changes no layer.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,14 +16,36 @@ import jax
 from axcore.module import Module
 from axcore.ops._dot import dot_general
 
-__all__ = ["DimensionNumbers", "DotGeneral"]
+__all__ = ["BaseDotGeneral", "DimensionNumbers", "DotGeneral"]
 
 #: ((lhs contracting dims, rhs contracting dims), (lhs batch dims, rhs batch dims)).
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
 
-class DotGeneral(Module):
-    """``jax.lax.dot_general`` as a module: the role that replacements derive from, and the default.
+class BaseDotGeneral(Module):
+    """The role of a weight's contraction: a product, or what wraps one, such as an adapter.
+
+    A replacement of products derives from :class:`DotGeneral` and so takes the place of the product
+    inside a wrapper too; a wrapper derives from this role and stays where it is.
+    """
+
+    class Config(Module.Config):
+        """No fields."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: DimensionNumbers,
+        *,
+        preferred_element_type: str | jax.typing.DTypeLike | None = None,
+    ) -> jax.Array:
+        """Contracts two arrays; see :meth:`DotGeneral.forward`."""
+
+
+class DotGeneral(BaseDotGeneral):
+    """``jax.lax.dot_general`` as a module: what replacements derive from, and the default.
 
     Weight gradients come in the weight's own order, which spares a transposing copy; forward-mode
     differentiation (``jax.jvp``) is not defined for it.
@@ -33,7 +56,7 @@ class DotGeneral(Module):
         ...         ...  # quantize, multiply, scale
     """
 
-    class Config(Module.Config):
+    class Config(BaseDotGeneral.Config):
         """How precise the product is."""
 
         # As in JAX: None is the backend's default (TPU: bfloat16 passes; CPU: float32).

@@ -83,6 +83,7 @@ for _name, _description in {
     "vocab": "tokens of the vocabulary",
     "experts": "experts of a mixture",
     "layers": "stacked layers",
+    "lora_rank": "the inner dimension of a low-rank adapter",
 }.items():
     Axis(_name, description=_description)
 

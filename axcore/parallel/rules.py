@@ -34,6 +34,7 @@ DEFAULT_PARAM_RULES: Rules = FrozenMapping(
         "experts": ("expert",),
         "layers": ("pipeline",),
         "head_dim": (),
+        "lora_rank": (),
         "seq": (),
         "batch": (),
     }
@@ -50,6 +51,7 @@ DEFAULT_ACTIVATION_RULES: Rules = FrozenMapping(
         "experts": ("expert",),
         "layers": (),
         "head_dim": (),
+        "lora_rank": (),
     }
 )
 # A decoder extends its cache along seq one position at a time, so that dim stays whole.

@@ -116,7 +116,8 @@ def leaf_masks(paths: Iterable[Path], patterns: Sequence[str], *, where: str) ->
 
     Args:
         paths: Paths of the leaves, in either stack form.
-        patterns: Globs over per-layer paths; a leaf applies where any of them matches.
+        patterns: Globs over per-layer paths, in order; one that starts with ``!`` takes back what
+            those before it matched.
         where: Config path of the patterns, for errors.
 
     Returns:
@@ -132,9 +133,9 @@ def leaf_masks(paths: Iterable[Path], patterns: Sequence[str], *, where: str) ->
         mask = np.zeros(lead_shape(path), bool)
         for name, index in expand_path("/".join(path)):
             names.append(name)
-            hits = [p for p in patterns if glob_matches(p, name)]
+            hits = [p for p in patterns if glob_matches(p.removeprefix("!"), name)]
             unused.difference_update(hits)
-            mask[index] = bool(hits)
+            mask[index] = bool(hits) and not hits[-1].startswith("!")
         masks[path] = Leaf(mask)
     if unused:
         pattern = sorted(unused)[0]

@@ -76,7 +76,8 @@ class Learner(Module):
 
     Patterns are globs over per-layer parameter paths, the same in both stack forms:
     ``decoder/layer/3/**``, ``**/bias``, ``decoder/layer/[0-3]/attention/*/weight``. ``**`` spans
-    path components, ``*`` does not. A pattern that matches nothing is an error.
+    path components, ``*`` does not. A pattern that starts with ``!`` takes back what those before
+    it matched: ``("**", "!**/bias")`` is all but the biases. One that matches nothing is an error.
 
     Parameters are trees of nested dicts, and ``specs`` is ``model.parameter_specs()`` throughout.
     Leaves of kind ``state`` are never trained. Gradients and state have the structure of the

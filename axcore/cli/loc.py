@@ -65,12 +65,20 @@ def loc(args: argparse.Namespace) -> CommandResult:
             outside of a checkout.
     """
     from axcore.cli._jax import jax_started
+    from axcore.parallel import prepare_host, resolve_instance
     from axcore.testing.loc import FULL, QUICK, find_checkout, find_features, landings, measure
 
     landed = landings(find_checkout()) if args.git else None
     features = find_features(args.features, args.folders)
+    flat = [feature for feature in features if feature.flat is not None]
+    prepare_host(resolve_instance("cpu"))
     with jax_started(), _quiet_config(), _progress() as progress:
-        report = measure(features, QUICK if args.quick else FULL, progress)
+        report = measure(
+            features,
+            QUICK if args.quick else FULL,
+            progress,
+            control=flat or find_features(["logit_cap"]),
+        )
     data = report.to_json()
     if landed is not None:
         data["git"] = [landing.to_json() for landing in landed]

@@ -172,11 +172,11 @@ class PairsToHalves(OneToOne):
 
     Attributes:
         inner: The layout beside that.
-        rotary_dim: How many leading dims of a head are rotated; None: all.
+        num_dims: How many leading dims of a head are paired; None: all.
     """
 
     inner: OneToOne = TorchLinear()
-    rotary_dim: int | None = None
+    num_dims: int | None = None
 
     def ours(self, array: np.ndarray, shape: Shape) -> np.ndarray:
         """Foreign -> ours; copies."""
@@ -192,7 +192,7 @@ class PairsToHalves(OneToOne):
 
     def _permuted(self, array: np.ndarray, split: Callable[[int], Shape]) -> np.ndarray:
         size = array.shape[-1]
-        n = size if self.rotary_dim is None else self.rotary_dim
+        n = size if self.num_dims is None else self.num_dims
         order = np.arange(size)
         order[:n] = np.arange(n).reshape(split(n)).T.reshape(-1)
         return array[..., order]

@@ -2,9 +2,10 @@
 
 Works in a checkout only. A commit landed a plugin's feature when it changed the plugin's source
 (``src/``, snippets for this measure aside), except for the commit that created the distribution
-(its ``pyproject.toml``): that one made the empty shell. Of each such commit, the lines of files outside of the plugin's folder are
-counted: Python by the normalized difference, the rest as git counts. Files that are new there do
-not count as changed, but are listed, so that a feature cannot hide in new files of core.
+(its ``pyproject.toml``): that one made the empty shell. Of each such commit, the changed lines of
+files outside of the plugin's folder are counted: Python normalized, other text as it is. Files that
+are new there do not count as changed, but are listed, so that a feature cannot hide in new files of
+core.
 """
 
 from __future__ import annotations

@@ -147,7 +147,11 @@ class Report:
 
 
 def measure(
-    features: Iterable[Feature], grid: Grid, progress: Callable[[str, int, int], None] | None = None
+    features: Iterable[Feature],
+    grid: Grid,
+    progress: Callable[[str, int, int], None] | None = None,
+    *,
+    control: Iterable[Feature] | None = None,
 ) -> Report:
     """Measures features over generated code bases.
 
@@ -155,16 +159,14 @@ def measure(
         features: See :func:`axcore.testing.loc.find_features`.
         grid: The code bases.
         progress: Called with (what, done, of how many).
+        control: Features for the flat control style, of which those with a flat section are
+            taken; None takes ``features``.
     """
     told = progress or (lambda what, done, total: None)
-    present: list[Feature] = []
-    skipped: dict[str, str] = {}
-    for feature in features:
-        reason = feature.missing()
-        if reason is None:
-            present.append(feature)
-        else:
-            skipped[feature.name] = reason
+    features = tuple(features)
+    missing = {feature.name: feature.missing() for feature in features}
+    present = [feature for feature in features if missing[feature.name] is None]
+    skipped = {name: reason for name, reason in missing.items() if reason is not None}
     bases = installed_bases(grid.num_bases)
     before = {size: code_base(*size, bases) for size in grid.sizes()}
     with imported(before[max(before)]) as base:
@@ -176,11 +178,12 @@ def measure(
             configs = change_configs(
                 experiments, compared, grid.num_configs, _counter("configs", grid.num_configs, told)
             )
-    control, control_problems = _control(present, grid, told)
+    flat = [f for f in (features if control is None else control) if f.flat is not None]
+    control_rows, control_problems = _control(flat, grid, told)
     report = Report(
         tuple(rows),
         skipped,
-        tuple(control),
+        tuple(control_rows),
         configs,
         grid,
         bases,
@@ -229,7 +232,7 @@ def _control(
     before = {size: flat_code_base(*size) for size in grid.sizes()}
     largest = max(before)
     with imported(before[largest]) as plain:
-        for feature in (f for f in features if f.flat is not None):
+        for feature in features:
             after = {size: flat_code_base(*size, feature) for size in grid.sizes()}
             counts = {size: changed_lines(before[size], after[size]) for size in before}
             rows.append(
@@ -267,7 +270,7 @@ def _problems(report: Report) -> list[str]:
     for row in report.control:
         if row.fit.growth != "O(NM)":
             found.append(f"control, {row.name}: {row.fit.growth}, expected O(NM): the harness errs")
-    if report.features and not report.control:
+    if not report.control:
         found.append("no feature has a flat section: nothing shows that the harness counts")
     configs = report.configs
     if configs is not None and not (

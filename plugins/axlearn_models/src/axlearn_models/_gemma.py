@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from axcore.layers import CausalLM, RMSNorm
+from axcore.layers import BaseQueryKeyTransform, CausalLM, RMSNorm
 from axcore.train import Trainer
 from axlearn_models._llama_like import layers_of, llama_like, resized, shrunk
 from axlearn_models._windows import causal
@@ -37,7 +37,7 @@ def gemma_like(
     head_dim: int,
     hidden_dim: int,
     query_scale: float,
-    rope_base: float,
+    query_key_transform: BaseQueryKeyTransform.Config,
 ) -> CausalLM.Config:
     """Returns a decoder of Gemma's blocks, all of them global.
 
@@ -50,7 +50,7 @@ def gemma_like(
         head_dim: Width of a head.
         hidden_dim: Width inside the feed-forward network.
         query_scale: The attention logits are divided by its root (``query_pre_attn_scalar``).
-        rope_base: Base of the rotary frequencies.
+        query_key_transform: Rotary embeddings.
     """
     model = llama_like(
         vocab_size=vocab_size,
@@ -59,7 +59,7 @@ def gemma_like(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         hidden_dim=hidden_dim,
-        rope_base=rope_base,
+        query_key_transform=query_key_transform,
         norm_eps=1e-6,
         tied=True,
     )

@@ -14,6 +14,7 @@ from axcore.errors import ConfigError
 from axcore.layers import (
     QKV,
     Attention,
+    BaseQueryKeyTransform,
     CausalLM,
     Decoder,
     Embedding,
@@ -50,7 +51,7 @@ def llama_like(
     num_heads: int,
     hidden_dim: int,
     num_kv_heads: int | None = None,
-    rope_base: float = 10_000.0,
+    query_key_transform: BaseQueryKeyTransform.Config | None = None,
     norm_eps: float = 1e-5,
     tied: bool = False,
     init_stddev: float = 0.02,
@@ -64,7 +65,7 @@ def llama_like(
         num_heads: Query heads, of ``model_dim / num_heads`` each.
         hidden_dim: Width inside the feed-forward network.
         num_kv_heads: Key and value heads; None is one for each query head.
-        rope_base: Base of the rotary frequencies.
+        query_key_transform: Rotary embeddings of the family; None: of base 10,000.
         norm_eps: Added to the mean square in every norm.
         tied: Whether the output head is the embedding.
         init_stddev: Standard deviation of every initial matrix; the ``initializer_range`` that the
@@ -81,7 +82,7 @@ def llama_like(
         num_kv_heads=num_kv_heads,
         qkv=QKV.Config(query=linear, key=linear, value=linear),
         output=linear,
-        query_key_transform=RoPE.Config(base=rope_base),
+        query_key_transform=query_key_transform or RoPE.Config(base=10_000.0),
     )
     feed_forward = FeedForward.Config(
         hidden_dim=hidden_dim, activation="silu", up=linear, gate=linear, down=linear

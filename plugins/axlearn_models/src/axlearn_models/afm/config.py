@@ -30,6 +30,7 @@ from axlearn_models._llama_like import (
     resized,
     shrunk,
 )
+from axlearn_rope import RoPE
 
 
 def afm_on_device() -> Trainer.Config:
@@ -41,7 +42,7 @@ def afm_on_device() -> Trainer.Config:
         num_heads=24,
         num_kv_heads=8,
         hidden_dim=8032,
-        rope_base=500_000.0,
+        query_key_transform=RoPE.Config(base=500_000.0),
         tied=True,
     )
     cfg = pretraining(model, tokens=6.3e12, batch_size=4096, seq_len=4096, peak=3e-4)

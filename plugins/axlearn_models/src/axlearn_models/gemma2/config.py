@@ -12,6 +12,7 @@ from axcore import experiments
 from axcore.train import Trainer
 from axlearn_models._gemma import alternating, gemma_like, resized_gemma, shrunk_gemma
 from axlearn_models._llama_like import pretraining, trained_on
+from axlearn_rope import RoPE
 
 _PERIOD = (True, False)
 
@@ -27,7 +28,7 @@ def gemma2_2b() -> Trainer.Config:
         head_dim=256,
         hidden_dim=9216,
         query_scale=256,
-        rope_base=10_000.0,
+        query_key_transform=RoPE.Config(base=10_000.0),
     )
     model.set_path("embedding.logit_cap", 30.0)
     model.set_path("decoder.layer.attention.logit_cap", 50.0)

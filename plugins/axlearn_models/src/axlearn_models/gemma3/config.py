@@ -13,7 +13,7 @@ from axcore.layers import QKNorm, QueryKeyChain, RMSNorm
 from axcore.train import Trainer
 from axlearn_models._gemma import alternating, gemma_like, resized_gemma, shrunk_gemma
 from axlearn_models._llama_like import attention_of, pretraining, trained_on
-from axlearn_rope import LinearScaling
+from axlearn_rope import LinearScaling, RoPE
 
 _PERIOD = (True, True, True, True, True, False)
 
@@ -29,7 +29,7 @@ def gemma3_1b() -> Trainer.Config:
         head_dim=256,
         hidden_dim=6912,
         query_scale=256,
-        rope_base=1_000_000.0,
+        query_key_transform=RoPE.Config(base=1_000_000.0),
     )
     cfg = pretraining(model, tokens=2e12, batch_size=128, seq_len=32_768, peak=3e-4)
     attention = attention_of(cfg)

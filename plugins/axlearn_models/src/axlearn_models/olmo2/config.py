@@ -19,6 +19,7 @@ from axlearn_models._llama_like import (
     shrunk,
     trained_on,
 )
+from axlearn_rope import RoPE
 
 
 def olmo2_7b() -> Trainer.Config:
@@ -29,7 +30,7 @@ def olmo2_7b() -> Trainer.Config:
         num_layers=32,
         num_heads=32,
         hidden_dim=11_008,
-        rope_base=500_000.0,
+        query_key_transform=RoPE.Config(base=500_000.0),
         norm_eps=1e-6,
     )
     cfg = pretraining(

@@ -13,6 +13,7 @@ from axcore import experiments
 from axcore.layers import LMHead, Normal
 from axcore.train import Trainer
 from axlearn_models._llama_like import llama_like, normalized, pretraining, resized, shrunk
+from axlearn_rope import RoPE
 
 
 def qwen2_5_0_5b() -> Trainer.Config:
@@ -24,7 +25,7 @@ def qwen2_5_0_5b() -> Trainer.Config:
         num_heads=14,
         num_kv_heads=2,
         hidden_dim=4864,
-        rope_base=1_000_000.0,
+        query_key_transform=RoPE.Config(base=1_000_000.0),
         norm_eps=1e-6,
         tied=True,
     )

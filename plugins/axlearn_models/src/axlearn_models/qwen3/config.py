@@ -17,6 +17,7 @@ from axlearn_models._llama_like import (
     resized,
     shrunk,
 )
+from axlearn_rope import RoPE
 
 
 def qwen3_0_6b() -> Trainer.Config:
@@ -28,7 +29,7 @@ def qwen3_0_6b() -> Trainer.Config:
         num_heads=16,
         num_kv_heads=8,
         hidden_dim=3072,
-        rope_base=1_000_000.0,
+        query_key_transform=RoPE.Config(base=1_000_000.0),
         norm_eps=1e-6,
         tied=True,
     )

@@ -19,6 +19,7 @@ from axlearn_models._llama_like import (
     shrunk,
     trained_on,
 )
+from axlearn_rope import RoPE
 
 
 def smollm2_1_7b() -> Trainer.Config:
@@ -29,7 +30,7 @@ def smollm2_1_7b() -> Trainer.Config:
         num_layers=24,
         num_heads=32,
         hidden_dim=8192,
-        rope_base=130_000.0,
+        query_key_transform=RoPE.Config(base=130_000.0),
         tied=True,
     )
     cfg = pretraining(model, tokens=11e12, batch_size=1024, seq_len=2048, peak=5e-4)

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("axcore.cli.generate", "continue a text with a model directory"),
     "tokenizer": ("axcore.cli.tokenizer", "train a tokenizer, and see what tokens it makes"),
     "convert": ("axcore.cli.convert", "turn another framework's model into ours, or ours into it"),
+    "peft": ("axcore.cli.peft", "merge, export and attach trained adapters"),
     "config": ("axcore.cli.config", "show, compare and explain configs"),
     "loc": ("axcore.cli.loc", "measure the lines of code that adding a feature changes"),
     "plugins": ("axcore.cli.plugins", "list, inspect, check and start plugins"),
@@ -87,7 +88,7 @@ def _parser(argv: Sequence[str]) -> Parser:
         description="Train and serve large models on any hardware that JAX runs on.",
         epilog=_EPILOG,
     )
-    parser.add_argument("--version", action="version", version=f"axcore {axcore.__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"axcore {axcore.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     given = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, help_line) in COMMANDS.items():

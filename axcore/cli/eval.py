@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,28 @@ def add_parser(subparsers: Subparsers) -> None:
         "--text",
         metavar="FILE",
         nargs="+",
-        help="text files or patterns to evaluate on (default: what the run itself held out)",
+        help="text files or patterns to evaluate on (default: what the run itself held out). "
+        "Bits per byte are over the text's UTF-8 bytes; each document's end is predicted and "
+        "counted too, and every token is scored once: documents longer than --context are read "
+        "through windows that overlap",
+    )
+    command.add_argument(
+        "--context",
+        metavar="N",
+        type=int,
+        help="with --text: tokens of a window (default: what the run trained with)",
+    )
+    command.add_argument(
+        "--stride",
+        metavar="N",
+        type=int,
+        help="with --text: how far windows advance (default: half of --context)",
+    )
+    command.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=int,
+        help="with --text: windows at a time (default: what the run trained with)",
     )
     command.add_argument(
         "--step", metavar="N", type=int, help="a saved step (default: the newest good one)"
@@ -46,33 +68,42 @@ def evaluate(args: argparse.Namespace) -> CommandResult:
     """
     from axcore.cli._jax import jax_started
     from axcore.inference import load_model
+    from axcore.train import Evaler
 
+    _check(args)
     with jax_started():
         loaded = load_model(args.directory, step=args.step, trusted=args.trust)
         cfg = loaded.trainer.cfg
+        num_rows = cfg.batch_size
         if args.text:
-            data: Any = _Texts(args.text, loaded)
+            data: Any = _Texts(args, loaded)
+            num_rows = data.batch_size
         else:
             data = cfg.input.instantiate()
             data.prepare()
         evalers = {name: evaler.instantiate() for name, evaler in cfg.evalers.items()}
+        if not evalers and args.text:
+            evalers = {"text": Evaler.Config().instantiate()}
         if not evalers:
             raise CliError(
                 "the run has no evaler",
                 code="AX832",
                 where=args.directory,
-                hint="give text files with --text" if not args.text else None,
+                hint="give text files with --text",
             )
-        program = _Program(loaded)
+        program = _Program(loaded, num_rows)
         evals = {}
         for name, evaler in evalers.items():
             if evaler.cfg.use_ema:
                 averaged = load_model(
                     args.directory, step=loaded.step, use_ema=True, trusted=args.trust
                 )
-                evals[name] = evaler.evaluate(_Program(averaged), data)
+                evals[name] = evaler.evaluate(_Program(averaged, num_rows), data)
             else:
                 evals[name] = evaler.evaluate(program, data)
+    if args.text:
+        for metrics in evals.values():
+            data.charge_first_tokens(metrics)
     metrics = next(iter(evals.values()))
     reference = _reference(data, metrics)
     out = {
@@ -82,6 +113,8 @@ def evaluate(args: argparse.Namespace) -> CommandResult:
         "step": loaded.step,
         "from": str(args.directory),
         "text": args.text,
+        "context": data.seq_len if args.text else None,
+        "stride": data.stride if args.text else None,
     }
     return CommandResult(out, _text(evals, reference, loaded.step))
 
@@ -89,11 +122,11 @@ def evaluate(args: argparse.Namespace) -> CommandResult:
 class _Program:
     """The model's evaluation of a batch, on the first device."""
 
-    def __init__(self, loaded: Any):
+    def __init__(self, loaded: Any, num_rows: int):
         import jax
 
         trainer = loaded.trainer
-        self.rows = tuple(range(trainer.cfg.batch_size))
+        self.rows = tuple(range(num_rows))
         self._params = loaded.state
         self._step = jax.jit(lambda params, batch: trainer.eval_step(params, batch))
 
@@ -104,32 +137,60 @@ class _Program:
 class _Texts:
     """The part of an input that evalers use, over whole text files."""
 
-    def __init__(self, paths: Sequence[str], loaded: Any):
+    def __init__(self, args: argparse.Namespace, loaded: Any):
         from axcore.data import TextFiles
 
-        self._source = TextFiles.Config(paths=tuple(paths)).instantiate()
+        self._source = TextFiles.Config(paths=tuple(args.text)).instantiate()
         self._source.prepare()
         self._tokenizer = loaded.tokenizer
-        self._shape = (loaded.trainer.cfg.batch_size, loaded.trainer.cfg.seq_len)
+        cfg = loaded.trainer.cfg
+        self.batch_size: int = args.batch_size or cfg.batch_size
+        self.seq_len: int = args.context or cfg.seq_len
+        limit = getattr(cfg.model, "max_seq_len", None)
+        if isinstance(limit, int) and self.seq_len > limit:
+            raise CliError(
+                f"a context of {self.seq_len} tokens exceeds the model's {limit} positions",
+                code="AX833",
+                hint=f"set --context to at most {limit}",
+            )
+        self.stride: int = args.stride or max(1, self.seq_len // 2)
 
     def heldout(
         self, rows: Sequence[int] | None = None, *, max_documents: int | None = None
     ) -> Any:
         """Returns one pass over all files; ``max_documents`` is for the run's own split."""
-        import numpy as np
-
-        from axcore.data import HeldoutBatches
+        from axcore.data import StridedBatches
 
         del max_documents
-        batch_size, seq_len = self._shape
-        return HeldoutBatches(
+        return StridedBatches(
             self._source,
-            np.arange(len(self._source)),
             self._tokenizer,
-            batch_size=batch_size,
-            seq_len=seq_len,
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
+            stride=self.stride,
             rows=rows,
         )
+
+    def charge_first_tokens(self, metrics: dict[str, float]) -> None:
+        """Counts what cannot be predicted: with neither bos nor eos, each document's first token.
+
+        It costs what it takes to name any token, so that no byte of text is free.
+        """
+        tokenizer = self._tokenizer
+        if "bits_per_byte" not in metrics or (tokenizer.bos_id, tokenizer.eos_id) != (None, None):
+            return
+        batches = self.heldout()
+        extra = math.log2(tokenizer.vocab_size) * batches.num_documents
+        metrics["bits_per_byte"] += extra / batches.num_bytes
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("context", "stride", "batch_size"):
+        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value is not None and not args.text:
+            raise CliError(f"{flag} needs --text", code="AX833")
+        if value is not None and value < 1:
+            raise CliError(f"{flag} is {value}, expected at least 1", code="AX833")
 
 
 def _reference(data: Any, metrics: Mapping[str, float]) -> dict[str, float] | None:

@@ -35,11 +35,11 @@ def sample(
         program.trainer.model,
         params,
         max_seq_len=getattr(cfg.model, "max_seq_len", None),
-        eos_id=tokenizer.eos_id,
+        eos_id=tokenizer.stop_ids,
         # One prompt does not divide among devices: there the compiler places it as it likes.
         target=program.target if program.mesh.size == 1 else None,
     )
-    ids = tokenizer.encode(prompt).tolist()
+    ids = tokenizer.encode_prompt(prompt).tolist()
     made = generator.generate([ids], 200, Sampling(temperature=0.7), slide=True)
     return {"prompt": prompt, "text": tokenizer.decode(made.tokens[0])}
 

@@ -11,7 +11,16 @@ from axcore.checkpoint.convert._source import TensorInfo
 from axcore.checkpoint.convert._transforms import Identity, Transform
 from axcore.errors import CheckpointError, did_you_mean
 
-__all__ = ["Application", "Ignored", "Matching", "Rule", "TensorRule", "Tied", "match_tensors"]
+__all__ = [
+    "Application",
+    "Ignored",
+    "Matching",
+    "OptionalPrefix",
+    "Rule",
+    "TensorRule",
+    "Tied",
+    "match_tensors",
+]
 
 Names = str | tuple[str, ...]
 _PLACEHOLDER = re.compile(r"\{([a-z]\w*)\}")
@@ -67,7 +76,20 @@ class Ignored:
     reason: str
 
 
-Rule = TensorRule | Tied | Ignored
+@dataclasses.dataclass(frozen=True)
+class OptionalPrefix:
+    """A prefix of the other rules' foreign names that some files leave out of every name.
+
+    On import it is left out where no tensor of the source has it; on export it is written.
+
+    Attributes:
+        prefix: The prefix, such as ``"transformer."``.
+    """
+
+    prefix: str
+
+
+Rule = TensorRule | Tied | Ignored | OptionalPrefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +190,7 @@ def match_tensors(
     Raises:
         CheckpointError: Tensors are left over on either side (AX615), or of another shape (AX616).
     """
+    rules = _without_absent_prefixes(rules, infos)
     found: list[Application] = []
     absent: dict[str, tuple[str, ...]] = {}  # our path -> foreign names that are not there
     wrong: list[str] = []
@@ -203,6 +226,30 @@ def allowed(name: str, allow: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in allow)
 
 
+def _without_absent_prefixes(
+    rules: Sequence[Rule], infos: Mapping[str, TensorInfo]
+) -> Sequence[Rule]:
+    """The rules, with foreign names as the source writes them."""
+    for prefix in [rule.prefix for rule in rules if isinstance(rule, OptionalPrefix)]:
+        if not any(name.startswith(prefix) for name in infos):
+            rules = [_shortened(rule, prefix) for rule in rules]
+    return rules
+
+
+def _shortened(rule: Rule, prefix: str) -> Rule:
+    match rule:
+        case TensorRule(foreign=str(name)):
+            return dataclasses.replace(rule, foreign=name.removeprefix(prefix))
+        case TensorRule(foreign=names):
+            short = tuple(name.removeprefix(prefix) for name in names)
+            return dataclasses.replace(rule, foreign=short)
+        case Tied():
+            return Tied(rule.foreign.removeprefix(prefix), rule.same_as.removeprefix(prefix))
+        case Ignored():
+            return dataclasses.replace(rule, foreign=rule.foreign.removeprefix(prefix))
+    return rule
+
+
 def _left_out(
     rules: Iterable[Rule], infos: Mapping[str, TensorInfo], used: set[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -210,7 +257,7 @@ def _left_out(
     tied: dict[str, str] = {}
     ignored: dict[str, str] = {}
     for rule in rules:
-        if isinstance(rule, TensorRule):
+        if isinstance(rule, TensorRule | OptionalPrefix):
             continue
         pattern = _compiled(rule.foreign)
         for name in infos:

@@ -28,6 +28,16 @@ SIZES = dict(
     bos_token_id=None,
     eos_token_id=None,
 )
+GPT2 = dict(
+    vocab_size=96,
+    n_positions=64,
+    n_embd=32,
+    n_layer=2,
+    n_head=4,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+GEMMA = dict(head_dim=16, sliding_window=8, query_pre_attn_scalar=24)
 LONGROPE = dict(
     rope_type="longrope",
     rope_theta=10_000.0,
@@ -35,7 +45,11 @@ LONGROPE = dict(
     long_factor=[1.1, 2.0, 4.0, 8.0],
     original_max_position_embeddings=32,
 )
-# Class of the model, and what its settings add to SIZES.
+CLASSES = {
+    "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
+# Family of the model, and what its settings add to SIZES; GPT2 names them otherwise.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", dict(rms_norm_eps=1e-5)),
     "llama-tied-biases": (
@@ -44,7 +58,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(head_dim=16)),
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-untied": (
+        "GPT2",
+        dict(GPT2, n_inner=48, scale_attn_weights=False, tie_word_embeddings=False),
+    ),
     "mistral": ("Mistral", dict(head_dim=16, sliding_window=8)),
+    "gemma2": (
+        "Gemma2",
+        dict(GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, num_hidden_layers=3),
+    ),
+    "gemma3": (
+        "Gemma3",
+        dict(
+            GEMMA,
+            num_hidden_layers=4,
+            layer_types=[f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding")],
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0},
+            },
+        ),
+    ),
     "olmo2": ("Olmo2", dict(attention_bias=True)),
     "phi3": ("Phi3", dict(sliding_window=8)),
     "phi3-longrope": ("Phi3", dict(rope_parameters=dict(LONGROPE, factor=2.0))),
@@ -72,11 +107,14 @@ def torch_models(tmp_path_factory) -> Callable[..., tuple[Any, Path]]:
         transformers = pytest.importorskip("transformers", reason=reason)
 
     def make(cls: str, **settings: Any) -> tuple[Any, Path]:
-        config = getattr(transformers, f"{cls}Config")(**{**SIZES, **settings})
-        model = getattr(transformers, f"{cls}ForCausalLM")(config).eval()
+        config_class, model_class = CLASSES.get(cls, (f"{cls}Config", f"{cls}ForCausalLM"))
+        sizes = SIZES if "n_embd" not in settings else {}
+        config = getattr(transformers, config_class)(**{**sizes, **settings})
+        model = getattr(transformers, model_class)(config).eval()
         generator = torch.Generator().manual_seed(0)
         for name, parameter in model.named_parameters():
-            parameter.data.normal_(float("norm" in name), 0.2, generator=generator)
+            scale = "norm" in name or (".ln_" in name and name.endswith("weight"))
+            parameter.data.normal_(float(scale), 0.2, generator=generator)
         directory = tmp_path_factory.mktemp("model")
         model.save_pretrained(directory)
         return model, directory
@@ -147,7 +185,10 @@ def test_a_sequence_past_the_trained_length_takes_the_long_frequencies(torch_mod
         ("smollm2-test", "hf:LlamaForCausalLM"),
         ("qwen2.5-test", "hf:Qwen2ForCausalLM"),
         ("qwen3-test", "hf:Qwen3ForCausalLM"),
+        ("gpt2-test", "hf:GPT2LMHeadModel"),
         ("mistral-test", "hf:MistralForCausalLM"),
+        ("gemma2-test", "hf:Gemma2ForCausalLM"),
+        ("gemma3-test", "hf:Gemma3ForCausalLM"),
         ("olmo2-test", "hf:Olmo2ForCausalLM"),
         ("phi3-test", "hf:Phi3ForCausalLM"),
     ],

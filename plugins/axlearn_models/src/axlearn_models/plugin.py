@@ -108,6 +108,12 @@ _CONVERTERS = {
     "hf:LlamaForCausalLM": ("fuji", "HuggingFaceLlama"),
     "hf:Qwen2ForCausalLM": ("qwen2", "HuggingFaceQwen2"),
     "hf:Qwen3ForCausalLM": ("qwen3", "HuggingFaceQwen3"),
+    "hf:GPT2LMHeadModel": ("gpt2", "HuggingFaceGPT2"),
+    "hf:Gemma2ForCausalLM": ("gemma2", "HuggingFaceGemma2"),
+    "hf:Gemma3ForCausalLM": ("gemma3", "HuggingFaceGemma3"),
+    "hf:MistralForCausalLM": ("mistral", "HuggingFaceMistral"),
+    "hf:Olmo2ForCausalLM": ("olmo2", "HuggingFaceOlmo2"),
+    "hf:Phi3ForCausalLM": ("phi3", "HuggingFacePhi3"),
     "gguf:llama": ("fuji", "GGUFLlama"),
     "npz:glassllm": ("glassllm", "GlassLM"),
 }

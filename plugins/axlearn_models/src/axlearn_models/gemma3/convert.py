@@ -1,0 +1,70 @@
+"""Published weights of Gemma 3's text models: Hugging Face's files, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from axcore import experiments
+from axcore.checkpoint.convert import ModelFamily, Rule, Settings, TensorInfo
+from axcore.train import Trainer
+from axlearn_models._export import verified
+from axlearn_models._gemma_files import (
+    gemma_from,
+    gemma_rules,
+    gemma_to,
+    rope_of_layer,
+    split_layers,
+)
+from axlearn_models._hugging_face import check_all_read, settings_of
+from axlearn_rope import RoPE, rope_from_hf, rope_to_hf
+
+__all__ = ["HuggingFaceGemma3"]
+
+_LOCAL_BASE, _GLOBAL_BASE = 10_000.0, 1_000_000.0
+
+
+class HuggingFaceGemma3(ModelFamily):
+    """``Gemma3ForCausalLM``: local layers have a rotary base of their own."""
+
+    architecture = "Gemma3ForCausalLM"
+
+    def config(self, foreign: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Trainer.Config:
+        """See :meth:`ModelFamily.config`."""
+        settings = settings_of(foreign)
+        settings.expect("model_type", "gemma3_text")
+        # Its attention does not read it.
+        settings.expect("attn_logit_softcapping", None, default=None)
+        caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        cfg = gemma_from(settings, experiments.get("gemma3-1B"), period=6, caps=caps)
+        local_rope, global_rope = _ropes(settings)
+        local, everything = split_layers(cfg)
+        for layers, rope in ((local, local_rope), (everything, global_rope)):
+            for layer in layers:
+                rope_of_layer(layer).set(base=rope.base, scaling=rope.scaling)
+        check_all_read(settings)
+        return cfg
+
+    def rules(self, cfg: Trainer.Config) -> Sequence[Rule]:
+        """See :meth:`ModelFamily.rules`."""
+        return gemma_rules()
+
+    def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
+        """See :meth:`ModelFamily.foreign_config`."""
+        out = gemma_to(cfg, architecture=self.architecture, model_type="gemma3_text")
+        local, everything = split_layers(cfg)
+        local_rope = rope_of_layer(local[0]) if local else RoPE.Config(base=_LOCAL_BASE)
+        global_rope = rope_of_layer(everything[0]) if everything else RoPE.Config(base=_GLOBAL_BASE)
+        rope = {**rope_to_hf(global_rope), "rope_local_base_freq": local_rope.base}
+        return verified(self, cfg, out | rope)
+
+
+def _ropes(settings: Settings) -> tuple[RoPE.Config, RoPE.Config]:
+    """Returns the rotary embeddings of local and of global layers, from either form of settings."""
+    settings.skip("rope_theta", "rope_scaling", "rope_local_base_freq")
+    found = settings.get("rope_parameters")
+    if found is not None:
+        local = rope_from_hf(settings, layer_type="sliding_attention")
+        return local, rope_from_hf(settings, layer_type="full_attention")
+    local = RoPE.Config(base=float(settings.get("rope_local_base_freq", _LOCAL_BASE)))
+    return local, rope_from_hf({"rope_theta": _GLOBAL_BASE, **settings})

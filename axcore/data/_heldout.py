@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from axcore.data._packing import Batch, RowStream, document_sequence, empty_batch
 from axcore.data._source import BaseSource, Document
 from axcore.data._tokenizers import BaseTokenizer
+from axcore.data._transform import BoundTransform, row_key
 
-__all__ = ["HeldoutBatches"]
+__all__ = ["EvalBatches", "HeldoutBatches"]
+
+
+class EvalBatches(Protocol):
+    """One pass over what is held out, always the same; what an evaler needs of it."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of text whose tokens are all targets once; None when that is not so."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches."""
+        ...
 
 
 class HeldoutBatches:
@@ -29,8 +45,10 @@ class HeldoutBatches:
         documents: Their numbers, in the order to read them.
         tokenizer: What makes tokens of them.
         batch_size: Rows of the global batch, B.
-        seq_len: Tokens per row, T.
+        seq_len: Packed tokens per row, T.
         rows: Rows to return, or None for all B.
+        transform: What makes another task of the packed rows; then not every token is a target, and
+            there is no ``num_bytes``.
     """
 
     def __init__(
@@ -42,6 +60,7 @@ class HeldoutBatches:
         batch_size: int,
         seq_len: int,
         rows: Sequence[int] | None = None,
+        transform: BoundTransform | None = None,
     ):
         self._source = source
         self._numbers = documents
@@ -49,6 +68,7 @@ class HeldoutBatches:
         self._batch_size = batch_size
         self._seq_len = seq_len
         self._rows = tuple(range(batch_size)) if rows is None else tuple(rows)
+        self._transform = transform
 
     def documents(self) -> Iterator[Document]:
         """Yields the held-out documents."""
@@ -68,13 +88,13 @@ class HeldoutBatches:
         return num_bytes, num_pairs
 
     @property
-    def num_bytes(self) -> int:
-        """UTF-8 bytes of the held-out documents."""
-        return self._sizes[0]
+    def num_bytes(self) -> int | None:
+        """UTF-8 bytes of the held-out documents; None when their tokens are not all targets."""
+        return self._sizes[0] if self._transform is None else None
 
     @property
     def num_targets(self) -> int:
-        """Targets of one pass: the True entries of ``target_mask`` over all batches and rows."""
+        """Packed pairs of one pass; without a transform the True entries of ``target_mask``."""
         return self._sizes[1]
 
     def __len__(self) -> int:
@@ -83,7 +103,7 @@ class HeldoutBatches:
         return (self.num_targets + per_batch - 1) // per_batch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields batches of shape (rows, T); see ``axcore.data.empty_batch``."""
+        """Yields batches of shape (rows, T) as of ``axcore.data.empty_batch``, transformed."""
         numbers = self._numbers
 
         def fetch(ordinal: int) -> np.ndarray | None:
@@ -93,9 +113,13 @@ class HeldoutBatches:
 
         stream = RowStream(fetch)
         wanted = list(self._rows)
-        while True:
+        for number in itertools.count():
             batch = empty_batch(self._batch_size, self._seq_len, self._tokenizer.pad_id)
             filled = [stream.fill(batch, row) for row in range(self._batch_size)]
             if filled[0] == 0:
                 return
-            yield {name: array[wanted] for name, array in batch.items()}
+            batch = {name: array[wanted] for name, array in batch.items()}
+            if self._transform is not None:
+                keys = [row_key("heldout", row, number) for row in wanted]
+                batch = self._transform(batch, keys)
+            yield batch

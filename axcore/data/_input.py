@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from axcore.config import Configurable, Dim, scaled
-from axcore.data._heldout import HeldoutBatches
+from axcore.config import REQUIRED, Configurable, Dim, Required, scaled
+from axcore.data._heldout import EvalBatches, HeldoutBatches
 from axcore.data._iterator import BatchIterator, merge_states
 from axcore.data._order import DocumentOrder, Group, heldout_mask
-from axcore.data._packing import RowStream, document_sequence
+from axcore.data._packing import Batch, RowStream, batch_of, document_sequence
 from axcore.data._python_reference import PythonReference
 from axcore.data._source import BaseSource, Document, digest_of
 from axcore.data._tokenizers import BaseTokenizer, ByteTokenizer
+from axcore.data._transform import BaseTransform, BoundTransform, row_key
 from axcore.errors import DataError
 
-__all__ = ["BaseInput", "TextInput"]
+__all__ = ["BaseInput", "DocumentInput", "TextInput", "TransformedTextInput"]
 
 # Places whose documents are part of a saved position's origin: they change with the data, with the
 # seed and with the permutation's algorithm, so that none of these can replay or skip data
@@ -63,7 +64,7 @@ class BaseInput(Configurable, abc.ABC):
     @abc.abstractmethod
     def heldout(
         self, rows: Sequence[int] | None = None, *, max_documents: int | None = None
-    ) -> HeldoutBatches:
+    ) -> EvalBatches:
         """Returns one pass over the held-out documents."""
 
     @abc.abstractmethod
@@ -80,8 +81,8 @@ class BaseInput(Configurable, abc.ABC):
         return merge_states(states)
 
 
-class TextInput(BaseInput):
-    """Text documents as language-model batches.
+class DocumentInput(BaseInput):
+    """Text documents, packed into rows; what becomes of the rows is a subclass's.
 
     Each row of the global batch is a stream of its own: the document at place i of the training
     order (epoch after epoch, each a new permutation) goes to row i mod ``batch_size`` and is packed
@@ -107,7 +108,7 @@ class TextInput(BaseInput):
 
         if TYPE_CHECKING:
 
-            def instantiate(self, **kwargs: object) -> TextInput: ...
+            def instantiate(self, **kwargs: object) -> DocumentInput: ...
 
     def __init__(self, cfg: Config):
         super().__init__(cfg)
@@ -127,6 +128,11 @@ class TextInput(BaseInput):
         self._split: tuple[tuple[Group, ...], tuple[np.ndarray, ...], np.ndarray] | None = None
 
     @property
+    @abc.abstractmethod
+    def transform(self) -> BaseTransform | None:
+        """What makes the task's batch of packed rows; None: packed rows are the batch."""
+
+    @property
     def source(self) -> BaseSource:
         """Where the documents come from."""
         return self._source
@@ -143,6 +149,14 @@ class TextInput(BaseInput):
             DataError: The source fails, or there are too few documents for the split.
         """
         self._groups()
+        self._bound(self._tokenizer)
+
+    def _bound(self, tokenizer: BaseTokenizer) -> tuple[int, BoundTransform | None]:
+        """Returns (tokens packed into a row, what then makes the batch)."""
+        if self.transform is None:
+            return self._seq_len, None
+        packed_len = self.transform.packed_len(self._seq_len)
+        return packed_len, self.transform.bind(tokenizer, self._seq_len)
 
     def _groups(self) -> tuple[tuple[Group, ...], tuple[np.ndarray, ...], np.ndarray]:
         """Returns (groups, their training documents, all held-out documents)."""
@@ -209,11 +223,20 @@ class TextInput(BaseInput):
         """
         rows = self._check_rows(rows)
         order = self.order()
+        streams = [self._stream(order, row) for row in rows]
+        packed_len, transform = self._bound(self._tokenizer)
+        pad_id, seed = self._tokenizer.pad_id, self._cfg.seed
+
+        def make(number: int) -> Batch:
+            batch = batch_of(streams, packed_len, pad_id)
+            if transform is None:
+                return batch
+            return transform(batch, [row_key(seed, row, number) for row in rows])
+
         return BatchIterator(
-            [self._stream(order, row) for row in rows],
+            streams,
+            make,
             rows=rows,
-            seq_len=self._seq_len,
-            pad_id=self._tokenizer.pad_id,
             origin=self._origin(order),
             prefetch=self._prefetch,
         )
@@ -251,7 +274,8 @@ class TextInput(BaseInput):
         return tuple(int(r) for r in rows)
 
     def _origin(self, order: DocumentOrder) -> dict[str, Any]:
-        return {
+        task = {} if self.transform is None else {"transform": self.transform.cfg.to_text()}
+        return task | {
             "source": self._source.fingerprint(),
             "tokenizer": self._tokenizer.fingerprint(),
             "batch_size": self._batch_size,
@@ -283,13 +307,39 @@ class TextInput(BaseInput):
                 code="AX513",
                 hint="set input.heldout_fraction, for example to 0.1, or leave out the evaler",
             )
+        return self._pass(self._source, numbers[:max_documents], self._tokenizer, rows)
+
+    def batches_of(
+        self,
+        source: BaseSource,
+        tokenizer: BaseTokenizer,
+        rows: Sequence[int] | None = None,
+    ) -> HeldoutBatches:
+        """Returns one pass over all documents of another source, as ``heldout`` would.
+
+        Args:
+            source: Where they are; prepared.
+            tokenizer: What makes tokens of them.
+            rows: Rows of the global batch to return; None for all ``batch_size``.
+        """
+        return self._pass(source, np.arange(len(source)), tokenizer, self._check_rows(rows))
+
+    def _pass(
+        self,
+        source: BaseSource,
+        documents: np.ndarray,
+        tokenizer: BaseTokenizer,
+        rows: tuple[int, ...],
+    ) -> HeldoutBatches:
+        packed_len, transform = self._bound(tokenizer)
         return HeldoutBatches(
-            self._source,
-            numbers[:max_documents],
-            self._tokenizer,
+            source,
+            documents,
+            tokenizer,
             batch_size=self._batch_size,
-            seq_len=self._seq_len,
+            seq_len=packed_len,
             rows=rows,
+            transform=transform,
         )
 
     def train_documents(self) -> Iterator[Document]:
@@ -311,6 +361,43 @@ class TextInput(BaseInput):
             "train_documents": sum(map(len, members)),
             "heldout_documents": len(heldout),
         }
+
+
+class TextInput(DocumentInput):
+    """Text documents as batches of a language model; see ``axcore.data.empty_batch``."""
+
+    class Config(DocumentInput.Config):
+        """No further fields."""
+
+        if TYPE_CHECKING:
+
+            def instantiate(self, **kwargs: object) -> TextInput: ...
+
+    @property
+    def transform(self) -> None:
+        """None: packed rows are the batch."""
+
+
+class TransformedTextInput(DocumentInput):
+    """Text documents as batches of another task, such as masked language modelling."""
+
+    class Config(DocumentInput.Config):
+        """Which task."""
+
+        transform: Required[BaseTransform.Config] = REQUIRED
+
+        if TYPE_CHECKING:
+
+            def instantiate(self, **kwargs: object) -> TransformedTextInput: ...
+
+    def __init__(self, cfg: Config):
+        super().__init__(cfg)
+        self._made = cfg.transform.instantiate()
+
+    @property
+    def transform(self) -> BaseTransform:
+        """What makes the task's batch of packed rows."""
+        return self._made
 
 
 def _at_least(name: str, value: Any, least: int) -> int:

@@ -7,33 +7,48 @@ per process, shaped by the process count, where here state belongs to rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from axcore.data._packing import Batch, RowStream, batch_of
+from axcore.data._packing import Batch
 from axcore.data._prefetch import Prefetcher
 from axcore.errors import DataError
 
-__all__ = ["BatchIterator", "check_same_origin", "merge_states"]
+__all__ = ["BatchIterator", "Stream", "check_same_origin", "merge_states"]
 
 _VERSION = 1
+
+
+class Stream(Protocol):
+    """One row of the batch: two integers say what it gives next.
+
+    Attributes:
+        document: Documents (images, ...) finished by the row.
+        offset: What has been used of the next one.
+    """
+
+    document: int
+    offset: int
+
+    def seek(self, document: int, offset: int) -> None:
+        """Goes to a place."""
+        ...
 
 
 class _Batches:
     """The batches of some rows, in order; grain's protocol, one thread at a time."""
 
-    def __init__(self, streams: Sequence[RowStream], seq_len: int, pad_id: int):
+    def __init__(self, streams: Sequence[Stream], make: Callable[[int], Batch]):
         self._streams = list(streams)
-        self._seq_len = seq_len
-        self._pad_id = pad_id
+        self._make = make
         self._state = self._snapshot(0)
 
     def __next__(self) -> Batch:
         try:
-            batch = batch_of(self._streams, self._seq_len, self._pad_id)
+            batch = self._make(self._state["batch"])
         except BaseException:
             # Rows before the failing one have moved on: take them back, so that another attempt
             # gives this batch and not the one after it with pieces missing.
@@ -63,9 +78,8 @@ class BatchIterator(Iterator[Batch]):
 
     Args:
         streams: One per row.
+        make: Number of the batch -> the batch that the streams give next; it moves them on.
         rows: The rows' numbers in the global batch, in the order of the batch's first dim.
-        seq_len: Tokens per row, T.
-        pad_id: Id for unused places.
         origin: What the batches are made of: entries that must be equal for a position to mean
             the same.
         prefetch: Batches read ahead; 0 reads in the caller's thread.
@@ -73,22 +87,21 @@ class BatchIterator(Iterator[Batch]):
 
     def __init__(
         self,
-        streams: Sequence[RowStream],
+        streams: Sequence[Stream],
+        make: Callable[[int], Batch],
         *,
         rows: Sequence[int],
-        seq_len: int,
-        pad_id: int,
         origin: Mapping[str, Any],
         prefetch: int,
     ):
         self.rows = tuple(rows)
         self._origin = dict(origin)
         self._closed = False
-        batches = _Batches(streams, seq_len, pad_id)
+        batches = _Batches(streams, make)
         self._inner = Prefetcher(batches, prefetch) if prefetch > 0 else batches
 
     def __next__(self) -> Batch:
-        """Returns the next batch: arrays of shape (rows, T), see ``axcore.data.empty_batch``.
+        """Returns the next batch: arrays whose first dim is the rows.
 
         Raises:
             DataError: Reading failed (also in the background; the next call tries this batch

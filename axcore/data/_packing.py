@@ -19,7 +19,7 @@ from axcore.data._tokenizers import BaseTokenizer
 
 __all__ = ["Batch", "RowStream", "batch_of", "document_sequence", "empty_batch"]
 
-# A batch: arrays of shape (B, T); see `empty_batch`.
+# A batch: arrays whose first dim is B; those of language models are (B, T), see `empty_batch`.
 Batch = dict[str, np.ndarray]
 
 

@@ -15,7 +15,7 @@ from axcore.data import bits_per_byte
 from axcore.errors import TrainError
 
 if TYPE_CHECKING:
-    from axcore.data import BaseInput, HeldoutBatches
+    from axcore.data import BaseInput, EvalBatches
 
 __all__ = ["BaseEvaler", "EvalProgram", "Evaler", "combine"]
 
@@ -66,7 +66,7 @@ class BaseEvaler(Configurable, abc.ABC):
 
 
 class Evaler(BaseEvaler):
-    """Loss, perplexity, bits per byte and accuracy over the held-out documents."""
+    """Loss, perplexity, accuracy and, of language models, bits per byte over what is held out."""
 
     class Config(BaseEvaler.Config):
         """How much of the held-out split to read."""
@@ -81,17 +81,18 @@ class Evaler(BaseEvaler):
                 code="AX730",
                 where="evalers",
             )
-        self._batches: HeldoutBatches | None = None
+        self._batches: EvalBatches | None = None
 
     def check(self, data: BaseInput) -> None:
         """See :meth:`BaseEvaler.check`."""
         data.heldout(max_documents=self.cfg.max_documents)
 
     def evaluate(self, program: EvalProgram, data: BaseInput) -> dict[str, float]:
-        """Returns ``loss`` (nats per token), ``perplexity``, ``bits_per_byte``, ``accuracy``.
+        """Returns ``loss`` (nats per target), ``perplexity``, ``bits_per_byte``, ``accuracy``.
 
         ``bits_per_byte`` is the summed loss of all targets in bits over the UTF-8 bytes of the
-        text, so it compares across tokenizers and with xz's figure in reports.
+        text, so it compares across tokenizers and with xz's figure in reports. It is left out where
+        not every token of a text is a target.
         """
         if self._batches is None:
             self._batches = data.heldout(program.rows, max_documents=self.cfg.max_documents)
@@ -114,9 +115,10 @@ class Evaler(BaseEvaler):
         metrics |= {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": bits_per_byte(float(main.total), batches.num_bytes),
             "num_targets": float(main.num_items),
         }
+        if batches.num_bytes is not None:
+            metrics["bits_per_byte"] = bits_per_byte(float(main.total), batches.num_bytes)
         return metrics
 
 

@@ -17,7 +17,8 @@ from axcore.testing.loc._features import Feature
 
 __all__ = ["added_files", "code_base", "installed_bases"]
 
-_NORMS = ("", "RMSNorm", "LayerNorm")
+_PLAIN = "tiny-lm"
+_NORMS = ("", "RMSNorm")
 _KV_HEADS = (4, 2)
 _ACTIVATIONS = ("gelu_tanh", "silu")
 
@@ -46,7 +47,7 @@ _MODULE = '''
 """Module {i}: layers and a language model derived from {base}."""
 
 from axcore import experiments
-from axcore.layers import BaseNorm, CausalLM, LayerNorm, RMSNorm, TransformerLayer
+from axcore.layers import BaseNorm, CausalLM, RMSNorm, TransformerLayer
 
 from ..sizes import reduce
 
@@ -132,7 +133,7 @@ def installed_bases(limit: int | None = None) -> tuple[str, ...]:
     """
     from axcore.layers import CausalLM
 
-    names = ["tiny-lm", *(n for n in experiments.names() if "-test" in n)]
+    names = [_PLAIN, *(n for n in experiments.names() if "-test" in n)]
     found: list[str] = []
     for name in names:
         if limit is not None and len(found) >= limit:
@@ -154,11 +155,12 @@ def code_base(num_modules: int, num_variants: int, bases: Iterable[str]) -> dict
     files = {f"{folder}/__init__.py": "" for folder in ("modules", "variants", "added")}
     files["sizes.py"] = _SIZES.lstrip()
     for i in range(num_modules):
-        norm = _NORMS[i % len(_NORMS)]
-        replace = f"cfg.replace(BaseNorm.Config, {norm}.Config())\n" if norm and i % 2 else ""
+        base = bases[i % len(bases)]
+        norm = _NORMS[i % len(_NORMS)] if base == _PLAIN else ""  # a catalog has its own
+        replace = f"cfg.replace(BaseNorm.Config, {norm}.Config())\n" if norm else ""
         files[f"modules/m{i:02}.py"] = _MODULE.lstrip().format(
             i=i,
-            base=bases[i % len(bases)],
+            base=base,
             scale=1 + i / 64,
             norm=textwrap.indent(replace, "    "),
         )

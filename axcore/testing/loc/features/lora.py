@@ -1,54 +1,23 @@
 """LoRA: projections get a trained low-rank part, the rest is frozen."""
+# requires: axcore.layers:LoRA
 # pyright: basic, reportMissingImports=false
 # ruff: noqa: E402, F811
 
-# %% feature
-import jax.numpy as jnp
-
-from axcore.layers import Linear, VarianceScaling, Zeros
-
-
-class LoRALinear(Linear):
-    """``y = x W + (x A) B`` with A: inputs x rank, and B: rank x outputs, which starts at 0."""
-
-    class Config(Linear.Config):
-        """``rank`` of the added part."""
-
-        rank: int = 2
-
-    def __init__(self, cfg: Config, *, parent=None):
-        super().__init__(cfg, parent=parent)
-        into, out, axes = self._in, self._out, cfg.axes
-        self._add_weight(
-            "lora_a", (*into, cfg.rank), (*axes[: len(into)], None), VarianceScaling(),
-            fan_in_dims=tuple(range(len(into))), fan_out_dims=(len(into),),
-        )  # fmt: skip
-        self._add_weight("lora_b", (cfg.rank, *out), (None, *axes[len(into) :]), Zeros())
-
-    def forward(self, x):
-        """(..., *input_dim) -> (..., *output_dim)."""
-        low = jnp.tensordot(x.astype(self.compute_dtype), self._param("lora_a"), len(self._in))
-        return super().forward(x) + jnp.tensordot(low, self._param("lora_b"), 1)
-
-
 # %% integration
-from axcore.layers import Attention, Linear
-
-from .feature import LoRALinear
+from axcore.layers import Attention, Linear, LoRA
 
 
 def integrate(cfg):
     """Adds a low-rank part to every projection of attention, and trains nothing else."""
     for attention in cfg.find(Attention.Config).values():
-        attention.replace(Linear.Config, LoRALinear.Config(rank=2))
+        for linear in attention.find(Linear.Config).values():
+            linear.dot = LoRA.Config(rank=2)
     cfg.learner.set(frozen_params=("**/[!l]*",))  # all but lora_a and lora_b
 
 
 # %% check
-from axcore.layers import Attention, Linear
+from axcore.layers import Attention, Linear, LoRA
 from axcore.module import flatten_specs
-
-from .feature import LoRALinear
 
 
 def is_present(cfg, model):
@@ -60,7 +29,7 @@ def is_present(cfg, model):
         for _, below in module.walk()
         if isinstance(below, Linear)
     ]
-    return projections and all(isinstance(p, LoRALinear) for p in projections)
+    return projections and all(isinstance(p.dot, LoRA) for p in projections)
 
 
 def check(probe):

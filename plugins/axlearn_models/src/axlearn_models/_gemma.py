@@ -16,14 +16,16 @@ from axcore.layers import BaseQueryKeyTransform, CausalLM, RMSNorm
 from axcore.train import Trainer
 from axlearn_models._llama_like import layers_of, llama_like, resized, shrunk
 from axlearn_models._windows import causal
-from axlearn_rope import RoPE, RoPEScaling
+from axlearn_rope import RoPE
 
 __all__ = [
     "alternating",
     "gemma_like",
     "period_of",
     "resized_gemma",
+    "rope_of_layer",
     "shrunk_gemma",
+    "split_layers",
 ]
 
 
@@ -78,39 +80,33 @@ def gemma_like(
     return model
 
 
-def alternating(
-    cfg: Trainer.Config,
-    *,
-    local: Sequence[bool],
-    window: int,
-    local_base: float | None = None,
-    scaling: RoPEScaling | None = None,
-) -> Trainer.Config:
+def alternating(cfg: Trainer.Config, *, local: Sequence[bool], window: int) -> Trainer.Config:
     """Makes the layers of a config a period of local and global ones and returns it.
 
     Args:
         cfg: Its first local and its first global layer are the patterns; either serves for both.
         local: Which layers of the period are local.
         window: Tokens that a local layer sees, a token's own included.
-        local_base: Rotary base of local layers; None: as it is.
-        scaling: Rotary scaling of global layers; None: as it is.
     """
-    present = layers_of(cfg)
-    narrow = [layer for layer in present if layer.attention.mask != causal(None)]
-    wide = [layer for layer in present if layer.attention.mask == causal(None)]
+    narrow, wide = split_layers(cfg)
     local_layer, global_layer = (narrow or wide)[0].copy(), (wide or narrow)[0].copy()
     local_layer.attention.set(mask=causal(window))
     global_layer.attention.set(mask=causal(None))
-    if local_base is not None:
-        _rope(local_layer).set(base=local_base)
-    if scaling is not None:
-        _rope(global_layer).set(scaling=scaling)
     layers = tuple(local_layer if here else global_layer for here in local)
     cfg.set_path("model.decoder.layer", layers)
     return cfg
 
 
-def _rope(layer: Any) -> RoPE.Config:
+def split_layers(cfg: Trainer.Config) -> tuple[list[Any], list[Any]]:
+    """Returns the nodes of the layers that are local, and of those that are global."""
+    narrow, wide = [], []
+    for layer in layers_of(cfg):
+        (wide if layer.attention.mask == causal(None) else narrow).append(layer)
+    return narrow, wide
+
+
+def rope_of_layer(layer: Any) -> RoPE.Config:
+    """Returns the node of a layer's rotary embedding."""
     (rope,) = layer.find(RoPE.Config).values()
     return rope
 

@@ -14,9 +14,9 @@ from axlearn_models._gemma import alternating, period_of, resized_gemma
 from axlearn_models._hugging_face import cannot_say
 from axlearn_models._llama_like import initialized, layers_of, normalized
 from axlearn_models._windows import causal
-from axlearn_rope import RoPE
+from axlearn_rope import RoPE, rope_from_hf
 
-__all__ = ["gemma_from", "gemma_rules", "gemma_to", "rope_of_layer", "split_layers"]
+__all__ = ["gemma_from", "gemma_rules", "gemma_to", "rope_from"]
 
 _KINDS = {"sliding_attention": True, "full_attention": False}
 
@@ -58,7 +58,7 @@ def gemma_from(
     )
     local = _local_layers(settings, num_layers, period)
     window = settings.require("sliding_window", int) if any(local) else 1
-    settings.skip("sliding_window")
+    settings.expect("sliding_window_size", window, default=window)
     alternating(cfg, local=period_of(local), window=window)
     for layer in layers_of(cfg):
         layer.attention.set(logit_cap=_cap(settings, "attn_logit_softcapping", caps))
@@ -72,6 +72,27 @@ def gemma_from(
     return cfg
 
 
+def rope_from(settings: Mapping[str, Any], layer_type: str | None = None) -> RoPE.Config:
+    """Returns the rotary embedding that settings describe; all of a head is rotated.
+
+    Args:
+        settings: The settings.
+        layer_type: The kind of layer, where they differ.
+
+    Raises:
+        ConfigError: A scheme, or one of its settings, is not implemented (AX386).
+        CheckpointError: Only a part of a head is rotated (AX614).
+    """
+    rope = rope_from_hf(settings, layer_type=layer_type)
+    if rope.rotary_fraction != 1 or rope.axes is not None:
+        raise CheckpointError(
+            f"the setting 'partial_rotary_factor' is {rope.rotary_fraction}; implemented: 1",
+            code="AX614",
+            hint="the converted model would compute something else, so it is refused",
+        )
+    return rope
+
+
 def gemma_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict[str, Any]:
     """Returns the ``config.json`` of an experiment of Gemma, without its rotary settings.
 
@@ -82,7 +103,8 @@ def gemma_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict
     period = layers_of(cfg)
     layer = period[0]
     attention = layer.attention
-    windows = {_window(layer, architecture) for layer in period} - {None}
+    seen = [_window(layer, architecture) for layer in period]
+    windows = {window for window in seen if window is not None}
     if len(windows) > 1:
         raise cannot_say(f"windows of {sorted(windows)} tokens", architecture)
     if attention.logit_scale is None or layer.attention_norm is None:
@@ -106,8 +128,7 @@ def gemma_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict
         "final_logit_softcapping": model.embedding.logit_cap,
         "sliding_window": windows.pop() if windows else 4096,
         "layer_types": [
-            kinds[_window(period[i % len(period)], architecture) is not None]
-            for i in range(model.decoder.num_layers)
+            kinds[seen[i % len(seen)] is not None] for i in range(model.decoder.num_layers)
         ],
         "max_position_embeddings": limit if isinstance(limit, int) else cfg.seq_len,
         "rms_norm_eps": layer.attention_norm.eps,
@@ -132,19 +153,6 @@ def gemma_rules() -> list[Rule]:
             for foreign, name in norms.items()
         ),
     ]
-
-
-def split_layers(cfg: Trainer.Config) -> tuple[list[Any], list[Any]]:
-    """Returns the layers of the period that are local, and those that are global."""
-    layers = layers_of(cfg)
-    everything = [layer for layer in layers if layer.attention.mask == causal(None)]
-    return [layer for layer in layers if layer not in everything], everything
-
-
-def rope_of_layer(layer: Any) -> RoPE.Config:
-    """Returns the node of a layer's rotary embedding."""
-    (rope,) = layer.find(RoPE.Config).values()
-    return rope
 
 
 def _local_layers(settings: Settings, num_layers: int, period: int) -> list[bool]:

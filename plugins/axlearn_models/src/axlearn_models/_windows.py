@@ -6,12 +6,22 @@ from typing import Any
 
 from axcore.ops.masks import Causal, Mask, SlidingWindow
 
-__all__ = ["causal", "without_window"]
+__all__ = ["causal", "causal_within", "without_window"]
 
 
 def causal(window: int | None) -> Mask:
     """Returns the mask of a token that sees ``window`` tokens, its own included; None: all."""
     return Causal() if window is None else Causal() & SlidingWindow(left=window - 1)
+
+
+def causal_within(window: int | None, limit: int) -> Mask:
+    """Returns ``causal(window)``, without the window where no sequence is longer than it.
+
+    Args:
+        window: Tokens that a token sees, its own included; None: all.
+        limit: Tokens of the longest sequence.
+    """
+    return causal(None if window is None or window >= limit else window)
 
 
 def without_window(attention: Any) -> int | None:

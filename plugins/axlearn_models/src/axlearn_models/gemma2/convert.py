@@ -9,10 +9,11 @@ from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
 from axcore.train import Trainer
 from axlearn_models._export import verified
-from axlearn_models._gemma_files import gemma_from, gemma_rules, gemma_to, rope_of_layer
+from axlearn_models._gemma import rope_of_layer
+from axlearn_models._gemma_files import gemma_from, gemma_rules, gemma_to, rope_from
 from axlearn_models._hugging_face import check_all_read, settings_of
 from axlearn_models._llama_like import layers_of
-from axlearn_rope import rope_from_hf, rope_to_hf
+from axlearn_rope import rope_to_hf
 
 __all__ = ["HuggingFaceGemma2"]
 
@@ -28,7 +29,7 @@ class HuggingFaceGemma2(ModelFamily):
         settings.expect("model_type", "gemma2")
         caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
         cfg = gemma_from(settings, experiments.get("gemma2-2B"), period=2, caps=caps)
-        rope = rope_from_hf(settings)
+        rope = rope_from(settings)
         settings.skip("rope_theta", "rope_scaling")
         for layer in layers_of(cfg):
             rope_of_layer(layer).set(base=rope.base, scaling=rope.scaling)

@@ -11,7 +11,14 @@ from __future__ import annotations
 from axcore import experiments
 from axcore.layers import QKNorm, QueryKeyChain, RMSNorm
 from axcore.train import Trainer
-from axlearn_models._gemma import alternating, gemma_like, resized_gemma, shrunk_gemma
+from axlearn_models._gemma import (
+    alternating,
+    gemma_like,
+    resized_gemma,
+    rope_of_layer,
+    shrunk_gemma,
+    split_layers,
+)
 from axlearn_models._llama_like import attention_of, pretraining, trained_on
 from axlearn_rope import LinearScaling, RoPE
 
@@ -36,7 +43,10 @@ def gemma3_1b() -> Trainer.Config:
     norm = QKNorm.Config(norm=RMSNorm.Config(eps=1e-6, unit_offset=True), over="head_dim")
     chain = QueryKeyChain.Config(transforms=(norm, attention.query_key_transform))
     attention.set(query_key_transform=chain)
-    return alternating(cfg, local=_PERIOD, window=512, local_base=10_000.0)
+    alternating(cfg, local=_PERIOD, window=512)
+    for layer in split_layers(cfg)[0]:
+        rope_of_layer(layer).set(base=10_000.0)
+    return cfg
 
 
 def gemma3_270m() -> Trainer.Config:
@@ -63,7 +73,10 @@ def gemma3_4b() -> Trainer.Config:
         num_kv_heads=4,
         hidden_dim=10_240,
     )
-    return alternating(cfg, local=_PERIOD, window=1024, scaling=LinearScaling(factor=8.0))
+    alternating(cfg, local=_PERIOD, window=1024)
+    for layer in split_layers(cfg)[1]:
+        rope_of_layer(layer).set(scaling=LinearScaling(factor=8.0))
+    return cfg
 
 
 def gemma3_12b() -> Trainer.Config:

@@ -9,15 +9,10 @@ from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, Settings, TensorInfo
 from axcore.train import Trainer
 from axlearn_models._export import verified
-from axlearn_models._gemma_files import (
-    gemma_from,
-    gemma_rules,
-    gemma_to,
-    rope_of_layer,
-    split_layers,
-)
+from axlearn_models._gemma import rope_of_layer, split_layers
+from axlearn_models._gemma_files import gemma_from, gemma_rules, gemma_to, rope_from
 from axlearn_models._hugging_face import check_all_read, settings_of
-from axlearn_rope import RoPE, rope_from_hf, rope_to_hf
+from axlearn_rope import RoPE, rope_to_hf
 
 __all__ = ["HuggingFaceGemma3"]
 
@@ -64,7 +59,7 @@ def _ropes(settings: Settings) -> tuple[RoPE.Config, RoPE.Config]:
     settings.skip("rope_theta", "rope_scaling", "rope_local_base_freq")
     found = settings.get("rope_parameters")
     if found is not None:
-        local = rope_from_hf(settings, layer_type="sliding_attention")
-        return local, rope_from_hf(settings, layer_type="full_attention")
+        local = rope_from(settings, "sliding_attention")
+        return local, rope_from(settings, "full_attention")
     local = RoPE.Config(base=float(settings.get("rope_local_base_freq", _LOCAL_BASE)))
-    return local, rope_from_hf({"rope_theta": _GLOBAL_BASE, **settings})
+    return local, rope_from({"rope_theta": _GLOBAL_BASE, **settings})

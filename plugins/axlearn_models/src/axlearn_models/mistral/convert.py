@@ -17,7 +17,7 @@ from axlearn_models._hugging_face import (
     settings_of,
 )
 from axlearn_models._llama_like import attention_of
-from axlearn_models._windows import causal, without_window
+from axlearn_models._windows import causal_within, without_window
 
 __all__ = ["HuggingFaceMistral"]
 
@@ -32,7 +32,8 @@ class HuggingFaceMistral(ModelFamily):
         settings = settings_of(foreign)
         settings.expect("model_type", "mistral")
         cfg = llama_like_from(settings, experiments.get("mistral-7B-v0.1"))
-        attention_of(cfg).set(mask=causal(settings.get("sliding_window", 4096)))
+        window = settings.get("sliding_window", 4096)
+        attention_of(cfg).set(mask=causal_within(window, settings["max_position_embeddings"]))
         check_all_read(settings)
         return cfg
 

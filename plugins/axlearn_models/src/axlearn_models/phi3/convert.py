@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from axcore import experiments
-from axcore.checkpoint.convert import Fused, ModelFamily, Rule, TensorInfo, TensorRule, TorchLinear
+from axcore.checkpoint.convert import (
+    Fused,
+    ModelFamily,
+    Rule,
+    Settings,
+    TensorInfo,
+    TensorRule,
+    TorchLinear,
+)
 from axcore.train import Trainer
 from axlearn_models._export import rules_without, verified
 from axlearn_models._hugging_face import (
@@ -16,7 +24,7 @@ from axlearn_models._hugging_face import (
     settings_of,
 )
 from axlearn_models._llama_like import attention_of
-from axlearn_models._windows import causal, without_window
+from axlearn_models._windows import causal_within, without_window
 
 __all__ = ["HuggingFacePhi3"]
 
@@ -35,10 +43,15 @@ class HuggingFacePhi3(ModelFamily):
         settings.expect("model_type", "phi3")
         settings.expect("resid_pdrop", 0, default=0)
         settings.expect("embd_pdrop", 0, default=0)
+        for name in ("rope_parameters", "rope_scaling"):
+            rope = settings.get(name) or Settings({})
+            for kind in ("rope_type", "type"):
+                rope.expect(kind, "default", "longrope", "su", default="default")
         # Read with LongRoPE, and of no meaning without; the other names code that is never run.
         settings.skip("original_max_position_embeddings", "auto_map")
         cfg = llama_like_from(settings, experiments.get("phi3-mini-4k"))
-        attention_of(cfg).set(mask=causal(settings.get("sliding_window")))
+        window = settings.get("sliding_window")
+        attention_of(cfg).set(mask=causal_within(window, settings["max_position_embeddings"]))
         check_all_read(settings)
         return cfg
 

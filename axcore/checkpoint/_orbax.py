@@ -8,6 +8,7 @@ weights costs several times what it saves, and plain chunk files are written in 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -28,7 +29,7 @@ from axcore.checkpoint import _failure, _manifest, _match, stack_form
 from axcore.checkpoint.base import BaseCheckpointer
 from axcore.errors import CheckpointError
 
-__all__ = ["ARRAYS", "EXTRA", "OrbaxCheckpointer", "stored_name"]
+__all__ = ["ARRAYS", "EXTRA", "OrbaxCheckpointer", "orbax_quiet", "stored_name"]
 
 ARRAYS = "arrays"
 EXTRA = "extra.json"
@@ -409,6 +410,17 @@ class _OrbaxToDebug(logging.Filter):
             return True
         _log.debug("orbax: %s", record.getMessage())
         return False
+
+
+@contextlib.contextmanager
+def orbax_quiet() -> Iterator[None]:
+    """Moves orbax's messages to our logger's debug level."""
+    mover = _OrbaxToDebug()
+    logging.getLogger("absl").addFilter(mover)
+    try:
+        yield
+    finally:
+        logging.getLogger("absl").removeFilter(mover)
 
 
 def _is_primary() -> bool:

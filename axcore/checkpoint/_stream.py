@@ -20,7 +20,7 @@ import numpy as np
 
 from axcore._files import sync_directory
 from axcore.checkpoint import _manifest
-from axcore.checkpoint._orbax import ARRAYS, EXTRA, stored_name
+from axcore.checkpoint._orbax import ARRAYS, EXTRA, orbax_quiet, stored_name
 from axcore.errors import CheckpointError
 
 __all__ = ["CheckpointWriter"]
@@ -127,7 +127,7 @@ class CheckpointWriter:
         if not tree:
             return
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-        with ocp.Checkpointer(handler) as checkpointer:
+        with orbax_quiet(), ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(self._partial / ARRAYS, args=ocp.args.PyTreeSave(tree))
         for record in self._records.values():
             if record.name not in tree:

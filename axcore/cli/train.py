@@ -41,6 +41,11 @@ def add_parser(subparsers: Subparsers) -> None:
     command.add_argument(
         "--extend", action="store_true", help="go on to a higher --max-step than the run had"
     )
+    command.add_argument(
+        "--init-from",
+        metavar="DIR",
+        help="start a new run with the parameters of a model directory",
+    )
     add_edits(command)
     add_instance(command)
 
@@ -75,6 +80,7 @@ def train(args: argparse.Namespace) -> CommandResult:
                     instance=a.instance,
                     extend=args.extend,
                     notes={"rules": a.rules.to_json()},
+                    init_from=args.init_from,
                 )
     except KeyboardInterrupt:
         # Before the first step, or after the last: what is saved is all there is.

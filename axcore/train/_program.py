@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from axcore.checkpoint import stack_form
 from axcore.collection import OutputCollection
 from axcore.errors import TrainError
 from axcore.module import flatten_specs
@@ -51,6 +52,8 @@ class Program:
         self.num_parameters = sum(
             math.prod(s.shape) for s in flatten_specs(specs).values() if s.kind == "parameter"
         )
+        # What weights from elsewhere may lack.
+        self.optional = frozenset(p for p, s in flatten_specs(specs).items() if s.optional)
         # Scalars (counters) are whole everywhere by nature; the rest is worth knowing.
         self.replicated = [
             {"path": leaf.path, "shape": list(leaf.shape), "reason": leaf.reason}
@@ -60,9 +63,26 @@ class Program:
         self._eval: CompiledStep | None = None
         self.compile_seconds = 0.0
 
-    def initial_state(self) -> TrainState:
-        """Returns the state before the first step, sharded from the start."""
-        return jax.jit(self.trainer.init_state, out_shardings=self.shardings)()
+    def initial_state(self, params: Any = None) -> TrainState:
+        """Returns the state before the first step, sharded from the start.
+
+        Args:
+            params: The model's parameters, which are donated; None initializes them.
+        """
+        init = self.trainer.init_state
+        if params is None:
+            return jax.jit(init, out_shardings=self.shardings)()
+        return jax.jit(init, out_shardings=self.shardings, donate_argnums=0)(params)
+
+    def initial_parameters(self, paths: Sequence[str]) -> dict[str, jax.Array]:
+        """Returns the initial values of the parameters at ``paths``, sharded, and no others."""
+
+        def make() -> dict[str, jax.Array]:
+            flat = stack_form.flatten(self.trainer.init_state().model)
+            return {path: flat[path] for path in paths}
+
+        shardings = stack_form.flatten(self.shardings.model)
+        return jax.jit(make, out_shardings={path: shardings[path] for path in paths})()
 
     def wanted_state(self) -> TrainState:
         """Returns shapes, dtypes and shardings of the state, to restore into."""

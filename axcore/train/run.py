@@ -25,6 +25,7 @@ from axcore.data import BaseInput, BatchIterator
 from axcore.errors import TrainError
 from axcore.parallel import prepare_host, select_devices
 from axcore.plugins import Instance, host
+from axcore.train._init_from import InitialWeights
 from axcore.train._program import EvalProgram, Program
 from axcore.train._report import (
     finite,
@@ -67,6 +68,7 @@ def train(
     instance: Instance,
     extend: bool = False,
     notes: Mapping[str, Any] | None = None,
+    init_from: str | Path | None = None,
 ) -> TrainResult:
     """Runs an experiment to its end, from its newest good checkpoint if there is one.
 
@@ -76,6 +78,8 @@ def train(
         instance: The machine.
         extend: Whether to go on to a higher ``max_step`` than the directory's run had.
         notes: What else belongs in the report, such as what the rules did.
+        init_from: A model directory whose parameters a new run starts with; one that goes on from
+            a checkpoint of its own does not look at it.
 
     Returns:
         The report and whether a signal ended the run early.
@@ -100,6 +104,8 @@ def train(
     devices = select_devices(instance)
     program = Program(trainer, instance, devices)
     ready = _Run(cfg, run, trainer, program, data, start, dict(notes or {}))
+    if init_from is not None:
+        ready.start_from(init_from)
     for evaler in ready.evalers.values():
         evaler.check(data)
     _check_processes(text)
@@ -213,6 +219,8 @@ class _Run:
         self.kernels: list[dict[str, Any]] = []
         self.damaged: dict[str, str] = {}
         self.timing = Timing(start)
+        self.init_from: str | Path | None = None
+        self.weights: InitialWeights | None = None
 
     def finish(self) -> TrainResult:
         """Runs to the end and returns the result."""
@@ -245,7 +253,7 @@ class _Run:
         skipped = getattr(self.checkpointer, "skipped", {})
         self.damaged = {str(step): reason for step, reason in skipped.items()}
         if found is None:
-            return self.program.initial_state(), 0
+            return self._first_state(), 0
         state, extra = self.checkpointer.restore(found, self.program.wanted_state())
         iterator.restore(extra["data"])
         self.last = dict(extra["last"])
@@ -253,6 +261,50 @@ class _Run:
         self.evals = {k: dict(v) for k, v in extra["evals"].items()}
         _log.info("resuming from step %d of %s", found, self.run.root)
         return state, found
+
+    def start_from(self, directory: str | Path) -> None:
+        """Lets a new run begin with the parameters of a model directory, checked now."""
+        self.init_from = directory
+        if self.checkpointer.steps():
+            _log.info("the run goes on from its own checkpoint; %s is not looked at", directory)
+        else:
+            self.weights = self._weights()
+
+    def _weights(self) -> InitialWeights | None:
+        if self.init_from is None or self.weights is not None:
+            return self.weights
+        weights = InitialWeights(self.init_from, self.cfg.checkpointer.instantiate())
+        try:
+            weights.check(self.program.abstract.model, self.program.optional)
+        except BaseException:
+            weights.close()
+            raise
+        if weights.tokenizer_differs(self.data.tokenizer):
+            _log.warning(
+                "the tokenizer in %s makes other ids than the experiment's: set input.tokenizer",
+                weights.run.tokenizer,
+            )
+        return weights
+
+    def _first_state(self) -> TrainState:
+        weights = self._weights()
+        if weights is None:
+            return self.program.initial_state()
+        try:
+            params = weights.read(
+                self.program.wanted_state().model, self.program.initial_parameters
+            )
+        finally:
+            weights.close()
+        self.notes["init_from"] = {
+            "directory": str(weights.run.root),
+            "step": weights.step,
+            "initialized": list(weights.fresh),
+        }
+        _log.info("starting with the parameters of %s", weights.run.root)
+        if weights.fresh:
+            _log.info("not there, and so initialized: %s", ", ".join(weights.fresh))
+        return self.program.initial_state(params)
 
     def _open(self, step: int) -> None:
         max_step = self.cfg.max_step

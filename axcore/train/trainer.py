@@ -156,10 +156,15 @@ class Trainer(Module):
     # -- pure programs ---------------------------------------------------------------------
 
     @no_context
-    def init_state(self) -> TrainState:
-        """Returns the state before the first step; run it under ``jax.jit`` with shardings."""
+    def init_state(self, params: Any = None) -> TrainState:
+        """Returns the state before the first step; run it under ``jax.jit`` with shardings.
+
+        Args:
+            params: The model's parameters; None initializes them.
+        """
         key = jax.random.key(self.cfg.seed)
-        params = self.model.initialize(jax.random.fold_in(key, 0))
+        if params is None:
+            params = self.model.initialize(jax.random.fold_in(key, 0))
         learner = self.learner.init(params, self.model.parameter_specs())
         run_key = jax.random.key_data(jax.random.fold_in(key, 1))
         return TrainState(jnp.zeros((), jnp.int32), params, learner, run_key)

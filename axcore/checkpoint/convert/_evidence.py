@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,23 +86,15 @@ def transformers_oracle(source: TensorSource) -> Oracle | None:
                 code="AX623",
                 hint="with torch and transformers the source's own logits are compared",
             )
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    options: dict[str, Any] = dict(local_files_only=True, trust_remote_code=False)
-    directory = source.path if source.path.is_dir() else source.path.parent
-    if source.format == "gguf":
-        options["gguf_file"] = source.path.name
-    else:
-        options["use_safetensors"] = True
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options)
+        model = _gguf_model(source) if source.format == "gguf" else _safetensors_model(source)
     except Exception as error:  # whatever another library makes of the files
         text = " ".join(str(error).split())[:300]
         raise CheckpointError(
             f"transformers cannot run it: {type(error).__name__}: {text}", code="AX623"
         ) from error
+    import torch
+
     model.eval()
 
     def run(ids: np.ndarray) -> np.ndarray:
@@ -106,6 +102,58 @@ def transformers_oracle(source: TensorSource) -> Oracle | None:
             return model(torch.from_numpy(ids.astype(np.int64))).logits.float().numpy()
 
     return run
+
+
+def _safetensors_model(source: TensorSource) -> Any:
+    with _quiet_transformers() as transformers:
+        import torch
+
+        directory = source.path if source.path.is_dir() else source.path.parent
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+
+
+def _gguf_model(source: TensorSource) -> Any:
+    """``transformers``' own reader of GGUF; ``from_pretrained`` wants one package more for it."""
+    with _quiet_transformers() as transformers:
+        import torch
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+        path = str(source.path)
+        settings = load_gguf_checkpoint(path, return_tensors=False)["config"]
+        config = transformers.AutoConfig.for_model(**settings)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        model.tie_weights()
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    left = [*(name for name in missing if name not in tied), *unexpected]
+    if left:
+        raise ValueError(f"it reads the file in part: {left[0]}, ...")
+    return model
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[Any]:
+    """``transformers`` without network, progress bars and talk."""
+    former = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import transformers
+
+            yield transformers
+    finally:
+        if former is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = former
 
 
 def compare(

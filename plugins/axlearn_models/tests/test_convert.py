@@ -11,7 +11,7 @@ from axcore.checkpoint.convert._rules import match_tensors
 from axcore.checkpoint.convert._source import TensorInfo
 from axcore.config import scaled
 from axcore.errors import AxcoreError, CheckpointError
-from axcore.layers import LayerNorm, LearnedPositions, LMHead
+from axcore.layers import Attention, LayerNorm, LearnedPositions, LMHead
 from axcore.ops.masks import SlidingWindow
 from axlearn_rope import DynamicNTKScaling, LinearScaling, NTKScaling, RoPE, YaRNScaling
 
@@ -21,6 +21,12 @@ FAMILIES = {
     "smollm2": LLAMA,
     "qwen2.5": "hf:Qwen2ForCausalLM",
     "qwen3": "hf:Qwen3ForCausalLM",
+    "gpt2": "hf:GPT2LMHeadModel",
+    "mistral": "hf:MistralForCausalLM",
+    "gemma2": "hf:Gemma2ForCausalLM",
+    "gemma3": "hf:Gemma3ForCausalLM",
+    "olmo2": "hf:Olmo2ForCausalLM",
+    "phi3": "hf:Phi3ForCausalLM",
 }
 MEMBERS = {
     name: family
@@ -62,9 +68,10 @@ SMOLLM2 = {
 def model_lines(cfg) -> dict[str, str]:
     """What a foreign config must say: all of the model but how it is computed."""
     lines = cfg.model.lines()
-    dim, heads = cfg.model.model_dim, cfg.model.decoder.layer.attention
-    lines["decoder.layer.attention.head_dim"] = repr(heads.head_dim or dim // heads.num_heads)
-    lines["decoder.layer.attention.num_kv_heads"] = repr(heads.num_kv_heads or heads.num_heads)
+    for path, heads in cfg.model.find(Attention.Config).items():
+        head_dim = heads.head_dim or cfg.model.model_dim // heads.num_heads
+        lines[f"{path}.head_dim"] = repr(head_dim)
+        lines[f"{path}.num_kv_heads"] = repr(heads.num_kv_heads or heads.num_heads)
     left_out = ("compute_dtype", "max_seq_len", "weight_init")
     return {path: value for path, value in lines.items() if not path.endswith(left_out)}
 

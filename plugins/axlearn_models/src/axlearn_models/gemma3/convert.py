@@ -56,10 +56,10 @@ class HuggingFaceGemma3(ModelFamily):
 
 def _ropes(settings: Settings) -> tuple[RoPE.Config, RoPE.Config]:
     """Returns the rotary embeddings of local and of global layers, from either form of settings."""
-    settings.skip("rope_theta", "rope_scaling", "rope_local_base_freq")
-    found = settings.get("rope_parameters")
-    if found is not None:
+    if settings.get("rope_parameters") is not None:
         local = rope_from(settings, "sliding_attention")
         return local, rope_from(settings, "full_attention")
     local = RoPE.Config(base=float(settings.get("rope_local_base_freq", _LOCAL_BASE)))
-    return local, rope_from({"rope_theta": _GLOBAL_BASE, **settings})
+    names = ("rope_theta", "rope_scaling", "max_position_embeddings")
+    given = {name: settings[name] for name in names if name in settings}
+    return local, rope_from({"rope_theta": _GLOBAL_BASE, **given})

@@ -59,6 +59,7 @@ class ParameterSpec:
         weight_decay: Hint that decoupled weight decay applies.
         memory: Hint where it lives: None (device) or a JAX memory kind such as ``pinned_host``.
         num_stacked: Leading dims that stack layers.
+        optional: Hint that weights without it are still this model's: it then starts anew.
     """
 
     shape: tuple[int, ...]
@@ -71,6 +72,7 @@ class ParameterSpec:
     weight_decay: bool = True
     memory: str | None = None
     num_stacked: int = 0
+    optional: bool = False
 
     def __post_init__(self):
         if len(self.axes) != len(self.shape):

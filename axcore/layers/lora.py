@@ -68,6 +68,7 @@ class LowRankAdapter(Layer, BaseDotGeneral):
             cfg.a_init,
             fan_in_dims=tuple(range(num_in)),
             fan_out_dims=(num_in,),
+            optional=True,
         )
         self._add_weight(
             "lora_b",
@@ -76,6 +77,7 @@ class LowRankAdapter(Layer, BaseDotGeneral):
             cfg.b_init,
             fan_in_dims=(0,),
             fan_out_dims=tuple(range(1, 1 + len(self._out))),
+            optional=True,
         )
         self.base = self._add_child("base", cfg.base, BaseDotGeneral)
         self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
@@ -158,7 +160,14 @@ class DoRA(LowRankAdapter):
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
-        self._add_weight("lora_magnitude", self._out, self._out_axes, Zeros(), weight_decay=False)
+        self._add_weight(
+            "lora_magnitude",
+            self._out,
+            self._out_axes,
+            Zeros(),
+            weight_decay=False,
+            optional=True,
+        )
 
     def forward(
         self,

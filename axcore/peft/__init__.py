@@ -5,6 +5,8 @@ into any config; see ``docs/peft.md``.
 """
 
 from axcore.peft._attach import attach, detach, linear_paths
+from axcore.peft._directory import attach_adapter, export_adapter, merge_adapter
+from axcore.peft._merge import merge_state, plain_config
 from axcore.peft._modifiers import (
     ADAPTER_PATTERN,
     BaseLoRAModifier,
@@ -20,6 +22,11 @@ __all__ = [
     "FreezeModifier",
     "LoRAModifier",
     "attach",
+    "attach_adapter",
     "detach",
+    "export_adapter",
     "linear_paths",
+    "merge_adapter",
+    "merge_state",
+    "plain_config",
 ]

@@ -72,6 +72,25 @@ class GPT2(NamedTuple):
         return embeddings + self.layers * (2 * norm + attention + network) + norm
 
 
+class Bert(NamedTuple):
+    """As ``Llama``; three tables with a norm, biases everywhere, a pooler or a head for tokens."""
+
+    total: int
+    dim: int
+    layers: int
+    ffn: int
+    head: bool = True
+    vocab: int = 30_522
+
+    def count(self) -> int:
+        """Counts by hand, with no layer of ours."""
+        dense, norm = self.dim * self.dim + self.dim, 2 * self.dim
+        network = 2 * self.dim * self.ffn + self.ffn + self.dim
+        tables = (self.vocab + 512 + 2) * self.dim + norm
+        top = dense + norm + self.vocab if self.head else dense
+        return tables + self.layers * (4 * dense + network + 2 * norm) + top
+
+
 def gemma(*sizes: int, head_dim: int = 256, qk_norm: bool = False) -> Llama:
     return Llama(*sizes, head_dim=head_dim, tied=True, qk_norm=qk_norm, norms=4)
 
@@ -147,6 +166,9 @@ PUBLISHED = {
     "phi3-mini-4k": Llama(3_821_079_552, 32064, 3072, 32, 32, 32, 8192),
     "phi3-mini-128k": Llama(3_821_079_552, 32064, 3072, 32, 32, 32, 8192),
     "phi3-medium-4k": Llama(13_960_238_080, 32064, 5120, 40, 40, 10, 17920),
+    "bert-base": Bert(109_514_298, 768, 12, 3072),
+    "bert-large": Bert(335_174_458, 1024, 24, 4096),
+    "minilm-L6-v2": Bert(22_713_216, 384, 6, 1536, head=False),
     "afm-on-device": Llama(
         2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
     ),
@@ -254,3 +276,10 @@ def test_the_package_knows_no_hardware():
         if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", line, re.IGNORECASE)
     ]
     assert not [line for line in found if "mesh_rules: " not in line and "mesh_shape" not in line]
+
+
+def test_the_readme_names_every_member_and_every_converter():
+    page = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    catalog = host().converters
+    converters = [n for n in catalog.names() if catalog.owner(n) == "axlearn-models"]
+    assert not [name for name in (*names(), *converters) if f"`{name}`" not in page]

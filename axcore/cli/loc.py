@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -66,7 +67,15 @@ def loc(args: argparse.Namespace) -> CommandResult:
     """
     from axcore.cli._jax import jax_started
     from axcore.parallel import prepare_host, resolve_instance
-    from axcore.testing.loc import FULL, QUICK, find_checkout, find_features, landings, measure
+    from axcore.testing.loc import (
+        COMPARED,
+        FULL,
+        QUICK,
+        find_checkout,
+        find_features,
+        landings,
+        measure,
+    )
 
     landed = landings(find_checkout()) if args.git else None
     features = find_features(args.features, args.folders)
@@ -79,6 +88,10 @@ def loc(args: argparse.Namespace) -> CommandResult:
             progress,
             control=flat or find_features(["logit_cap"]),
         )
+    if not args.features:
+        absent = [name for name in COMPARED if name not in {f.name for f in features}]
+        reasons = dict.fromkeys(absent, "no active plugin brings it")
+        report = dataclasses.replace(report, skipped={**report.skipped, **reasons})
     data = report.to_json()
     if landed is not None:
         data["git"] = [landing.to_json() for landing in landed]

@@ -33,7 +33,10 @@ def test_logits_and_gradients_are_the_package_s_own(language, glassllm, read_mod
     expected = {name: p.grad for name, p in theirs.named_parameters().items()}
     assert set(gradients) == set(expected)
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(gradient, expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
+        largest = min(1.0, float(np.abs(expected[name]).max()))
+        np.testing.assert_allclose(
+            gradient, expected[name], rtol=1e-4, atol=1e-4 * largest, err_msg=name
+        )
 
 
 def test_the_catalog_s_member_is_the_package_s_model(glassllm):

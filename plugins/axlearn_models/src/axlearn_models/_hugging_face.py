@@ -39,6 +39,7 @@ __all__ = [
     "bias_of",
     "cannot_say",
     "check_all_read",
+    "given",
     "llama_like_from",
     "llama_like_rules",
     "llama_like_to",
@@ -88,6 +89,15 @@ def settings_of(foreign: Mapping[str, Any]) -> Settings:
     return foreign if isinstance(foreign, Settings) else Settings(foreign, "config.json")
 
 
+def given(settings: Settings, key: str, kind: type, default: Any) -> Any:
+    """Returns a setting of the right type, or ``default`` where it is absent or null.
+
+    Raises:
+        CheckpointError: It has another type (AX614).
+    """
+    return default if settings.get(key) is None else settings.require(key, kind)
+
+
 def llama_like_from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
     """Gives a Llama-like experiment the dims of a ``config.json`` and returns it.
 
@@ -121,13 +131,13 @@ def llama_like_from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
         num_layers=settings.require("num_hidden_layers", int),
         hidden_dim=settings.require("intermediate_size", int),
         num_heads=num_heads,
-        num_kv_heads=settings.get("num_key_value_heads", num_heads),
-        head_dim=settings.get("head_dim"),
+        num_kv_heads=given(settings, "num_key_value_heads", int, num_heads),
+        head_dim=given(settings, "head_dim", int, None),
     )
     model: Any = cfg.model
-    tied = settings.get("tie_word_embeddings", False)
+    tied = settings.expect("tie_word_embeddings", True, False, default=False)
     model.set(compute_dtype=None, lm_head=None if tied else LMHead.Config())
-    initialized(cfg, stddev=float(settings.get("initializer_range", 0.02)))
+    initialized(cfg, stddev=given(settings, "initializer_range", float, 0.02))
     normalized(cfg, eps=settings.require("rms_norm_eps", float))
     limit = settings.require("max_position_embeddings", int)
     model.set(max_seq_len=limit)

@@ -27,6 +27,7 @@ from axlearn_models._hugging_face import (
     FEED_FORWARD_NAMES,
     bias_of,
     check_all_read,
+    given,
     llama_like_from,
     llama_like_rules,
     llama_like_to,
@@ -48,8 +49,8 @@ class HuggingFaceLlama(ModelFamily):
         settings = settings_of(foreign)
         settings.expect("model_type", "llama")
         cfg = llama_like_from(settings, experiments.get("fuji-7B-v2"))
-        set_bias(cfg, *ATTENTION_NAMES, bias=settings.get("attention_bias", False))
-        set_bias(cfg, *FEED_FORWARD_NAMES, bias=settings.get("mlp_bias", False))
+        set_bias(cfg, *ATTENTION_NAMES, bias=given(settings, "attention_bias", bool, False))
+        set_bias(cfg, *FEED_FORWARD_NAMES, bias=given(settings, "mlp_bias", bool, False))
         check_all_read(settings)
         return cfg
 
@@ -88,7 +89,7 @@ class GGUFLlama(ModelFamily):
                 hint="convert the safetensors of the same model, whose config.json says how",
             )
         num_heads = settings.require("llama.attention.head_count", int)
-        head_dim = settings.get("llama.rope.dimension_count")
+        head_dim = given(settings, "llama.rope.dimension_count", int, None)
         for width in ("llama.attention.key_length", "llama.attention.value_length"):
             settings.expect(width, head_dim, default=head_dim)
         embedding = infos.get("token_embd.weight")
@@ -99,7 +100,7 @@ class GGUFLlama(ModelFamily):
             num_layers=settings.require("llama.block_count", int),
             hidden_dim=settings.require("llama.feed_forward_length", int),
             num_heads=num_heads,
-            num_kv_heads=settings.get("llama.attention.head_count_kv", num_heads),
+            num_kv_heads=given(settings, "llama.attention.head_count_kv", int, num_heads),
             head_dim=head_dim,
         )
         settings.skip("llama.vocab_size")
@@ -113,7 +114,7 @@ class GGUFLlama(ModelFamily):
         # Stored as float32: the shortest decimal that gives it back.
         eps = settings.require("llama.attention.layer_norm_rms_epsilon", float)
         normalized(cfg, eps=float(f"{eps:.7g}"))
-        rope_of(cfg).set(base=float(settings.get("llama.rope.freq_base", 10_000.0)))
+        rope_of(cfg).set(base=given(settings, "llama.rope.freq_base", float, 10_000.0))
         check_all_read(settings)
         return cfg
 

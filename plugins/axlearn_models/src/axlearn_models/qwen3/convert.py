@@ -13,6 +13,7 @@ from axlearn_models._hugging_face import (
     ATTENTION_NAMES,
     bias_of,
     check_all_read,
+    given,
     llama_like_from,
     llama_like_rules,
     llama_like_to,
@@ -34,7 +35,7 @@ class HuggingFaceQwen3(ModelFamily):
         settings.expect("model_type", "qwen3")
         settings.require("head_dim", int)
         cfg = llama_like_from(settings, experiments.get("qwen3-0.6B"))
-        set_bias(cfg, *ATTENTION_NAMES, bias=settings.get("attention_bias", False))
+        set_bias(cfg, *ATTENTION_NAMES, bias=given(settings, "attention_bias", bool, False))
         check_all_read(settings)
         return cfg
 

@@ -23,7 +23,7 @@ from axcore.checkpoint import _manifest
 from axcore.checkpoint._orbax import ARRAYS, EXTRA, orbax_quiet, stored_name
 from axcore.errors import CheckpointError
 
-__all__ = ["CheckpointWriter"]
+__all__ = ["CheckpointWriter", "cast"]
 
 _CHUNK_BYTES = 1 << 26  # one file of an array; a restore reads whole files
 _HEAD = ".zarray"
@@ -86,7 +86,7 @@ class CheckpointWriter:
         rows = _rows_per_chunk(record.shape, dtype.itemsize)
         folder = self._partial / ARRAYS / record.name
         for index, part in enumerate(_parts(array, rows)):
-            values = np.ascontiguousarray(part).astype(dtype, copy=False)
+            values = cast(part, dtype)
             if check is not None:
                 check(values)
             data = values.reshape(-1).view(np.uint8).data
@@ -141,6 +141,12 @@ class CheckpointWriter:
             head["shape"] = list(record.shape)
             head["chunks"] = [rows, *record.shape[1:]] if record.shape else []
             (folder / _HEAD).write_text(json.dumps(head), "utf-8")
+
+
+def cast(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns values as a contiguous array of a dtype; what does not fit becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(values).astype(dtype, copy=False)
 
 
 def _rows_per_chunk(shape: tuple[int, ...], itemsize: int) -> int:

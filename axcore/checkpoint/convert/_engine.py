@@ -19,7 +19,7 @@ from axcore.checkpoint.convert._family import Settings, family_of
 from axcore.checkpoint.convert._model import Parameter, initial_value, parameters
 from axcore.checkpoint.convert._open import open_source
 from axcore.checkpoint.convert._place import check_new, new_directory
-from axcore.checkpoint.convert._report import ConversionReport, MappedTensor
+from axcore.checkpoint.convert._report import ConversionReport, MappedTensor, plain
 from axcore.checkpoint.convert._rules import Application, Matching, match_tensors
 from axcore.checkpoint.convert._source import TensorSource, dtype_named
 from axcore.errors import CheckpointError
@@ -325,5 +325,5 @@ def _write_reports(partial: Path, report: ConversionReport, trainer: Any) -> Non
         "plugins": {r.distribution: r.version for r in host().active_records()},
     }
     for name, value in (("conversion", report.to_json()), ("report", summary)):
-        text = json.dumps(value, indent=1, allow_nan=False, default=str) + "\n"
+        text = json.dumps(plain(value), indent=1) + "\n"
         (partial / f"{name}.json").write_text(text, encoding="utf-8")

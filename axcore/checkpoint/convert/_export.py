@@ -12,13 +12,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from axcore.checkpoint._stream import cast
 from axcore.checkpoint.convert._engine import Progress
 from axcore.checkpoint.convert._evidence import compare
 from axcore.checkpoint.convert._family import ModelFamily, load_family
 from axcore.checkpoint.convert._huggingface import SafetensorsSource
 from axcore.checkpoint.convert._model import Parameter, SavedModel, parameters
 from axcore.checkpoint.convert._place import check_new, new_directory
-from axcore.checkpoint.convert._report import ConversionReport, MappedTensor
+from axcore.checkpoint.convert._report import ConversionReport, MappedTensor, plain
 from axcore.checkpoint.convert._rules import Application, applications
 from axcore.checkpoint.convert._safetensors import header_bytes
 from axcore.checkpoint.convert._source import dtype_named
@@ -341,7 +342,7 @@ def _blocks(array: np.ndarray, dtype: np.dtype[Any], name: str) -> Iterable[memo
     step = max(1, _BLOCK_BYTES // row_bytes)
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
-        values = np.ascontiguousarray(part).astype(dtype, copy=False)
+        values = cast(part, dtype)
         narrower = values.dtype != array.dtype and dtype.kind not in "iub"
         if narrower and np.isfinite(part).all() and not np.isfinite(values).all():
             raise CheckpointError(
@@ -402,4 +403,4 @@ def _earlier(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(plain(value), indent=2) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from axcore.checkpoint.convert._rules import Rule
 from axcore.checkpoint.convert._source import TensorInfo, TensorSource
-from axcore.errors import CheckpointError, did_you_mean
+from axcore.errors import CheckpointError, PluginError, did_you_mean
 from axcore.plugins import host
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelFamily", "Oracle", "Settings", "family_of", "load_family"]
 
 _MISSING: Any = object()
+_log = logging.getLogger("axcore.convert")
 
 Oracle = Callable[[np.ndarray], np.ndarray]
 
@@ -249,7 +251,7 @@ def family_of(source: TensorSource, name: str | None = None) -> tuple[str, Model
     known = [n for n in host().converters.names() if n.startswith(f"{source.format}:")]
     architecture = name or source.architecture
     if architecture is None:
-        matching = [n for n in known if load_family(n).matches(source)]
+        matching = [n for n in known if _matches(n, source)]
         if len(matching) == 1:
             return matching[0], load_family(matching[0])
         what = f"{len(matching)} converters fit" if matching else "no converter fits"
@@ -259,6 +261,15 @@ def family_of(source: TensorSource, name: str | None = None) -> tuple[str, Model
         said = "--family asks for" if name else "the source is"
         raise _unknown(f"{said} {architecture!r}, which no converter knows", source, full, known)
     return full, load_family(full)
+
+
+def _matches(name: str, source: TensorSource) -> bool:
+    """Whether a family says that a source is of its kind; one that is broken says nothing."""
+    try:
+        return load_family(name).matches(source)
+    except (CheckpointError, PluginError) as error:
+        _log.warning("converter %s is left out: %s", name, error.message)
+        return False
 
 
 def _unknown(

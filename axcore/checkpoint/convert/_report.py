@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Comparison", "ConversionReport", "MappedTensor"]
+__all__ = ["Comparison", "ConversionReport", "MappedTensor", "plain"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ class ConversionReport:
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         found["mapped"] = [dataclasses.asdict(m) for m in self.mapped]
         found["comparison"] = dataclasses.asdict(self.comparison)
-        return {
+        said = {
             "max_abs_logit_difference": self.comparison.max_abs_difference,
             "tensors": sum(len(m.foreign) for m in self.mapped),
             "parameters": parameters,
@@ -128,3 +129,15 @@ class ConversionReport:
                 if m.changes_shape and m.foreign
             ],
         }
+        return plain(said)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value in JSON's types; numbers that JSON lacks become their names."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -12,6 +12,18 @@ import pytest
 from axcore.plugins import PluginHost, find_candidates, reset_host
 from axcore.testing import write_distribution
 
+PLUGIN = """
+from axcore.plugins import NamedSpec, hookimpl
+
+@hookimpl
+def axcore_converters():
+    return [
+        NamedSpec("hf:ToyForCausalLM", "toy_family:HuggingFaceToy"),
+        NamedSpec("gguf:toy", "toy_family:GGUFToy"),
+        NamedSpec("npz:toy", "toy_family:NpzToy"),
+        NamedSpec("hf:NoFamily", "math:pi"),
+    ]
+"""
 SETTINGS = {
     "architectures": ["ToyForCausalLM"],
     "activation": "gelu_tanh",
@@ -27,14 +39,15 @@ SETTINGS = {
 def _toy_plugin(tmp_path_factory):
     """The only plugin of these tests; the folder's other modules need nothing of it."""
     site = tmp_path_factory.mktemp("site")
-    source = (Path(__file__).parent / "toy_family.py").read_text()
-    write_distribution(site, "toy-family", source)
+    write_distribution(site, "toy", PLUGIN, module="toy_plugin")
+    (site / "toy_family.py").write_text((Path(__file__).parent / "toy_family.py").read_text())
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         former = reset_host(PluginHost(find_candidates([str(site)])))
         yield
         reset_host(former)
-    sys.modules.pop("toy_family", None)
+    for name in ("toy_plugin", "toy_family"):
+        sys.modules.pop(name, None)
 
 
 def toy_tensors(*, layers=2, dim=16, vocab=264, length=32, seed=0) -> dict[str, np.ndarray]:
@@ -63,6 +76,11 @@ def toy_tensors(*, layers=2, dim=16, vocab=264, length=32, seed=0) -> dict[str, 
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray]:
     return toy_tensors()
+
+
+@pytest.fixture
+def settings() -> dict:
+    return dict(SETTINGS)
 
 
 @pytest.fixture

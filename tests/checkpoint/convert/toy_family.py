@@ -1,6 +1,6 @@
 """A made-up family of language models with converters for all formats, and a numpy forward pass.
 
-Installed as a plugin by the tests; nothing in axcore knows it.
+The tests register it as a plugin would; nothing in axcore knows it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,6 @@ from axcore.checkpoint.convert import (
 )
 from axcore.errors import CheckpointError
 from axcore.layers import LMHead, StackedTransformer
-from axcore.plugins import NamedSpec, hookimpl
-
-
-@hookimpl
-def axcore_converters():
-    return [
-        NamedSpec("hf:ToyForCausalLM", "toy_family:HuggingFaceToy"),
-        NamedSpec("gguf:toy", "toy_family:GGUFToy"),
-        NamedSpec("npz:toy", "toy_family:NpzToy"),
-        NamedSpec("hf:NoFamily", "math:pi"),
-    ]
 
 
 def experiment(vocab, dim, layers, heads, length, *, tied):

@@ -52,7 +52,8 @@ A family says four things::
 ``config`` must be a pure function: it may be called with a plain dict and no infos in tests.
 ``param_dtype`` need not be set: the parameters become float32 unless the user says ``--dtype``.
 A rule whose path fits no parameter does nothing, so one list serves members with and without
-biases. ``OptionalPrefix("transformer.")`` among the rules reads files whose names lack the prefix.
+biases. ``OptionalPrefix("transformer.")`` among the rules reads files whose names lack the prefix,
+``FormerSuffix("norm.weight", "norm.gamma")`` old files that write an end of names otherwise.
 Parameters stand per layer (``decoder/layer/3/...``) whichever stack form the config has.
 Optional: ``tokenizer(source)``, ``oracle(source)``, ``outputs(model, state, ids)`` for models that
 are no causal language models, ``matches(source)``.
@@ -73,7 +74,14 @@ from axcore.checkpoint.convert._huggingface import SafetensorsSource
 from axcore.checkpoint.convert._npz import NpzSource
 from axcore.checkpoint.convert._open import open_source
 from axcore.checkpoint.convert._report import Comparison, ConversionReport, MappedTensor
-from axcore.checkpoint.convert._rules import Ignored, OptionalPrefix, Rule, TensorRule, Tied
+from axcore.checkpoint.convert._rules import (
+    FormerSuffix,
+    Ignored,
+    OptionalPrefix,
+    Rule,
+    TensorRule,
+    Tied,
+)
 from axcore.checkpoint.convert._source import TensorInfo, TensorSource
 from axcore.checkpoint.convert._transforms import (
     Flatten,
@@ -93,6 +101,7 @@ __all__ = [
     "Comparison",
     "ConversionReport",
     "Flatten",
+    "FormerSuffix",
     "Fused",
     "GGUFSource",
     "Identity",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from axcore.checkpoint.convert._source import TensorInfo
 from axcore.checkpoint.convert._transforms import Identity, Transform
@@ -13,6 +13,7 @@ from axcore.errors import CheckpointError, did_you_mean
 
 __all__ = [
     "Application",
+    "FormerSuffix",
     "Ignored",
     "Matching",
     "OptionalPrefix",
@@ -89,7 +90,23 @@ class OptionalPrefix:
     prefix: str
 
 
-Rule = TensorRule | Tied | Ignored | OptionalPrefix
+@dataclasses.dataclass(frozen=True)
+class FormerSuffix:
+    """An end of the other rules' foreign names that old files write otherwise.
+
+    On import the former one is taken where a tensor of the source has it; on export it is not
+    written.
+
+    Attributes:
+        suffix: The end, such as ``"LayerNorm.weight"``.
+        former: How old files write it, such as ``"LayerNorm.gamma"``.
+    """
+
+    suffix: str
+    former: str
+
+
+Rule = TensorRule | Tied | Ignored | OptionalPrefix | FormerSuffix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +207,7 @@ def match_tensors(
     Raises:
         CheckpointError: Tensors are left over on either side (AX615), or of another shape (AX616).
     """
-    rules = _without_absent_prefixes(rules, infos)
+    rules = _as_written(rules, infos)
     found: list[Application] = []
     absent: dict[str, tuple[str, ...]] = {}  # our path -> foreign names that are not there
     wrong: list[str] = []
@@ -226,27 +243,32 @@ def allowed(name: str, allow: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in allow)
 
 
-def _without_absent_prefixes(
-    rules: Sequence[Rule], infos: Mapping[str, TensorInfo]
-) -> Sequence[Rule]:
+def _as_written(rules: Sequence[Rule], infos: Mapping[str, TensorInfo]) -> Sequence[Rule]:
     """The rules, with foreign names as the source writes them."""
     for prefix in [rule.prefix for rule in rules if isinstance(rule, OptionalPrefix)]:
         if not any(name.startswith(prefix) for name in infos):
-            rules = [_shortened(rule, prefix) for rule in rules]
+            rules = [_renamed(rule, lambda name, p=prefix: name.removeprefix(p)) for rule in rules]
+    for old in [rule for rule in rules if isinstance(rule, FormerSuffix)]:
+        if any(name.endswith(old.former) for name in infos):
+            rules = [_renamed(rule, lambda name, old=old: _former(name, old)) for rule in rules]
     return rules
 
 
-def _shortened(rule: Rule, prefix: str) -> Rule:
+def _former(name: str, old: FormerSuffix) -> str:
+    end = old.suffix
+    return name.removesuffix(end) + old.former if name.endswith(end) else name
+
+
+def _renamed(rule: Rule, rename: Callable[[str], str]) -> Rule:
     match rule:
         case TensorRule(foreign=str(name)):
-            return dataclasses.replace(rule, foreign=name.removeprefix(prefix))
+            return dataclasses.replace(rule, foreign=rename(name))
         case TensorRule(foreign=names):
-            short = tuple(name.removeprefix(prefix) for name in names)
-            return dataclasses.replace(rule, foreign=short)
+            return dataclasses.replace(rule, foreign=tuple(map(rename, names)))
         case Tied():
-            return Tied(rule.foreign.removeprefix(prefix), rule.same_as.removeprefix(prefix))
+            return Tied(rename(rule.foreign), rename(rule.same_as))
         case Ignored():
-            return dataclasses.replace(rule, foreign=rule.foreign.removeprefix(prefix))
+            return dataclasses.replace(rule, foreign=rename(rule.foreign))
     return rule
 
 
@@ -257,7 +279,7 @@ def _left_out(
     tied: dict[str, str] = {}
     ignored: dict[str, str] = {}
     for rule in rules:
-        if isinstance(rule, TensorRule | OptionalPrefix):
+        if isinstance(rule, TensorRule | OptionalPrefix | FormerSuffix):
             continue
         pattern = _compiled(rule.foreign)
         for name in infos:

@@ -20,6 +20,7 @@ from axcore.checkpoint import stack_form
 from axcore.checkpoint.convert import ModelFamily, family_of, open_source
 from axcore.checkpoint.convert._rules import Application, applications, match_tensors
 from axcore.cli import main
+from axcore.collection import total_loss
 from axcore.layers import StackedTransformer
 from axcore.module import Module, flatten_specs
 from axcore.train import Trainer
@@ -58,6 +59,28 @@ class Imported:
         loss, grads = jax.value_and_grad(run)(self.params)
         return float(loss), self.foreign(grads)
 
+    def call(self, method: str, **inputs: Any) -> np.ndarray:
+        """What a method of the model gives in evaluation."""
+
+        @jax.jit
+        def run(params: Any, inputs: Any) -> Any:
+            return functional(
+                self.model, state=params, inputs=inputs, method=method, is_training=False
+            )[0]
+
+        return np.asarray(run(self.params, inputs))
+
+    def loss_and_gradients(self, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
+        """The model's own loss, and its gradients by foreign name."""
+
+        @jax.jit
+        def run(params: Any) -> Any:
+            _, collection = functional(self.model, state=params, inputs=inputs, is_training=False)
+            return total_loss(collection)
+
+        loss, grads = jax.value_and_grad(run)(self.params)
+        return float(loss), self.foreign(grads)
+
     def foreign(self, tree: Any) -> dict[str, np.ndarray]:
         """A tree like the parameters, as arrays by foreign name."""
         leaves = {path: np.asarray(leaf) for path, leaf in stack_form.flatten(tree).items()}
@@ -73,7 +96,9 @@ def shapes_of(model: Module) -> dict[str, tuple[int, ...]]:
 
 
 def in_memory(cfg: Trainer.Config) -> tuple[Trainer.Config, Module]:
-    cfg.set_path("model.decoder.stack", StackedTransformer.Config())
+    for name in ("encoder", "decoder"):
+        if name in cfg.model.fields():
+            cfg.set_path(f"model.{name}.stack", StackedTransformer.Config())
     return cfg, cfg.instantiate(name="trainer").model
 
 

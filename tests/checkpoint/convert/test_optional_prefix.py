@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from axcore.checkpoint.convert import (
+    FormerSuffix,
     Fused,
     Ignored,
     Matrix,
@@ -58,3 +59,17 @@ def test_a_file_that_mixes_them_is_refused():
     with pytest.raises(CheckpointError, match=r"0\.ab") as caught:
         match_tensors(RULES, PARAMS, infos(mixed))
     assert caught.value.code == "AX615"
+
+
+def test_a_former_end_of_names_is_read_where_the_file_has_it_and_never_written():
+    rules = [
+        FormerSuffix("norm.weight", "norm.gamma"),
+        TensorRule("{i}.norm.weight", "layer/{i}/norm/scale"),
+        TensorRule("{i}.weight", "layer/{i}/weight"),
+    ]
+    params = {"layer/0/norm/scale": (4,), "layer/0/weight": (4, 3)}
+    for name in ("0.norm.weight", "0.norm.gamma"):
+        found = match_tensors(rules, params, infos({name: (4,), "0.weight": (4, 3)}))
+        assert [item.foreign for item in found.applications] == [(name,), ("0.weight",)]
+    written = [item.foreign for item in applications(rules, params)]
+    assert written == [("0.norm.weight",), ("0.weight",)]

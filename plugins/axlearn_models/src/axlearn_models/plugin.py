@@ -77,6 +77,15 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "phi3-medium-4k": "Phi-3-medium-4k",
         "phi3-test": "Phi-3's structure, seconds on a laptop",
     },
+    "bert": {
+        "bert-base": "BERT base, uncased",
+        "bert-large": "BERT large, uncased",
+        "bert-test": "BERT's structure, seconds on a laptop",
+    },
+    "minilm": {
+        "minilm-L6-v2": "all-MiniLM-L6-v2, an encoder of sentences",
+        "minilm-test": "MiniLM's structure, seconds on a laptop",
+    },
     "afm": {
         "afm-on-device": "AFM-on-device, as far as it is published",
         "afm-server": "AFM-server's structure in a size chosen here",
@@ -114,6 +123,8 @@ _CONVERTERS = {
     "hf:MistralForCausalLM": ("mistral", "HuggingFaceMistral"),
     "hf:Olmo2ForCausalLM": ("olmo2", "HuggingFaceOlmo2"),
     "hf:Phi3ForCausalLM": ("phi3", "HuggingFacePhi3"),
+    "hf:BertModel": ("bert", "HuggingFaceBert"),
+    "hf:BertForMaskedLM": ("bert", "HuggingFaceBertMaskedLM"),
     "gguf:llama": ("fuji", "GGUFLlama"),
     "npz:glassllm": ("glassllm", "GlassLM"),
 }

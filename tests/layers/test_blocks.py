@@ -268,6 +268,9 @@ class TestParallel(LayerConformance):
 class TestCross(LayerConformance):
     """A decoder's layer over a memory with padding, keys without bias."""
 
+    # Heavy to compile; test_encoder_decoder runs this form in a scan every day.
+    test_stacked_equals_scanned = pytest.mark.slow(LayerConformance.test_stacked_equals_scanned)
+
     def config(self):
         cfg = CrossTransformerLayer.Config(
             input_dim=8,

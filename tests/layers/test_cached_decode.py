@@ -4,11 +4,9 @@ The law is the same for all: however a text is split into a prompt that is read 
 that follow one by one, the scores are those of the whole text.
 """
 
-import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,12 +14,11 @@ from hypothesis import strategies as st
 
 from axcore import functional
 from axcore.collection import apply_state_updates
-from axcore.context import current_context
 from axcore.layers import (
     ALiBi,
     Attention,
-    BaseKVCache,
     CausalLM,
+    ContiguousKVCache,
     Decoder,
     FusedQKV,
     ParallelTransformerLayer,
@@ -37,60 +34,9 @@ from axcore.layers import (
     init_cache,
     merge_state,
 )
-from axcore.module import no_context
-from axcore.ops import Causal, DenseKV, PrefixLM, SlidingWindow, TracedWindow
+from axcore.ops import Causal, PrefixLM, SlidingWindow, TracedWindow
 
 ROWS, PROMPT, LENGTH = 3, 6, 9
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class BackwardsView:
-    """Position p is in slot max_len - 1 - p."""
-
-    key: jax.Array
-    value: jax.Array
-    lengths: jax.Array
-
-    @property
-    def kind(self):
-        return "backwards"
-
-    def dense(self):
-        positions = jnp.arange(self.key.shape[1])[::-1]
-        valid = positions[None] < self.lengths[:, None]
-        return DenseKV(self.key, self.value, positions=positions, valid=valid)
-
-
-class BackwardsKVCache(BaseKVCache):
-    """A kind of cache that core does not know: filled from the end, keys and values negated."""
-
-    class Config(BaseKVCache.Config):
-        pass
-
-    @no_context
-    def init(self, batch, max_len):
-        shapes = self.cfg.tensors
-        buffers = {n: jnp.zeros((batch, max_len, *s)) for n, s in shapes.items()}
-        return {**buffers, "lengths": jnp.zeros((batch,), jnp.int32)}
-
-    def extend(self, values, info):
-        ctx = current_context()
-        at = info.positions
-        rows = jnp.arange(at.shape[0])[:, None]
-        lengths = jnp.maximum(ctx.state["lengths"], jnp.max(at, axis=1) + 1)
-        new = {"lengths": lengths}
-        for name, value in values.items():
-            last = ctx.state[name].shape[1] - 1
-            slots = jnp.where(at < 0, last + 1, last - at)
-            new[name] = ctx.state[name].at[rows, slots].set(-value, mode="drop")
-        for name, value in new.items():
-            ctx.set_state(name, value)
-        return BackwardsView(-new["key"], -new["value"], lengths)
-
-    def rollback(self, lengths):
-        ctx = current_context()
-        ctx.set_state("lengths", jnp.minimum(ctx.state["lengths"], lengths))
 
 
 def attention(**fields):
@@ -101,7 +47,6 @@ def layer(**fields):
     return TransformerLayer.Config(attention=attention(**fields))
 
 
-TOY = BackwardsKVCache.Config()
 SCAN, UNROLLED = RepeatedTransformer.Config, StackedTransformer.Config
 NORM = RMSNorm.Config(unit_offset=True)
 SHARED_BIAS = RelativePositionBias.Config(num_buckets=6, max_distance=5, table="relative_position")
@@ -146,26 +91,33 @@ KINDS = {
     ),
     "a-toy-cache": dict(
         layer=layer(
-            kv_cache=TOY,
             num_kv_heads=2,
             sinks=True,
             bias=ALiBi.Config(),
             mask=Causal() & SlidingWindow(left=3),
         )
     ),
-    "a-toy-cache-prefix-lm": dict(layer=layer(kv_cache=TOY, mask=PrefixLM()), stack=UNROLLED()),
+    "a-toy-cache-prefix-lm": dict(layer=layer(mask=PrefixLM()), stack=UNROLLED()),
 }
 
 
-@functools.cache
-def model(kind):
+@pytest.fixture(scope="module")
+def model(toy_cache):
+    """Makes each kind of model once."""
+    return functools.cache(lambda kind: make(kind, toy_cache))
+
+
+def make(kind, toy_cache):
     """Returns the empty state, and compiled full, prefill and decode of a model of this kind."""
-    module = CausalLM.Config(
+    cfg = CausalLM.Config(
         vocab_size=40,
         model_dim=16,
         max_seq_len=LENGTH,
         decoder=Decoder.Config(**{"num_layers": 2, **KINDS[kind]}),
-    ).instantiate(name="m")
+    )
+    if "toy" in kind:
+        cfg.replace(ContiguousKVCache.Config, toy_cache)
+    module = cfg.instantiate(name="m")
     # Drawn, since initial values that are 0 or 1 would hide what they multiply.
     rng = np.random.default_rng(0)
     params = jax.tree.map(
@@ -193,7 +145,7 @@ def model(kind):
     seed=st.integers(0, 99),
 )
 @settings(max_examples=4, deadline=None)
-def test_cached_decode_equals_the_full_forward_for_any_split(kind, lengths, prefixes, seed):
+def test_cached_decode_equals_the_full_forward_for_any_split(model, kind, lengths, prefixes, seed):
     state, full, prefill, decode = model(kind)
     lengths = np.array(lengths)
     prefixes = np.minimum(prefixes, lengths).astype(np.int32)

@@ -16,7 +16,7 @@ import axcore
 from axcore.checkpoint._stream import CheckpointWriter
 from axcore.checkpoint.convert._evidence import compare
 from axcore.checkpoint.convert._family import Settings, family_of
-from axcore.checkpoint.convert._model import Parameter, initial_value, parameters
+from axcore.checkpoint.convert._model import Parameter, check_count, initial_value, parameters
 from axcore.checkpoint.convert._open import open_source
 from axcore.checkpoint.convert._place import check_new, new_directory
 from axcore.checkpoint.convert._report import ConversionReport, MappedTensor, plain
@@ -90,6 +90,7 @@ def convert(
         made = found.tokenizer(opened) if tokenizer is None else tokenizer
         _place_tokenizer(cfg, made, out)
         trainer = cfg.instantiate(name="trainer")
+        check_count(trainer, len(opened.infos), str(opened.path))
         params = parameters(trainer)
         weights = {p: x for p, x in params.items() if x.spec.kind == "parameter"}
         matching = match_tensors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from axcore.checkpoint.base import BaseCheckpointer
 from axcore.errors import CheckpointError
 from axcore.module import ParameterSpec, flatten_specs
 
-__all__ = ["Parameter", "SavedModel", "initial_value", "parameters"]
+__all__ = ["Parameter", "SavedModel", "check_count", "initial_value", "parameters"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,28 @@ def parameters(trainer: Any) -> dict[str, Parameter]:
             )
             out[name] = Parameter(tuple(struct.shape), np.dtype(struct.dtype).name, single)
     return out
+
+
+def check_count(trainer: Any, num_tensors: int, where: str) -> None:
+    """Refuses settings that describe far more parameters than a source has tensors.
+
+    Args:
+        trainer: The trainer of the settings' experiment.
+        num_tensors: Tensors of the source.
+        where: The source, for the message.
+
+    Raises:
+        CheckpointError: A hundred times as many, before they are listed one by one (AX616).
+    """
+    specs = flatten_specs(trainer.model.parameter_specs()).values()
+    count = sum(math.prod(spec.shape[: spec.num_stacked]) for spec in specs)
+    if count > 100 * (num_tensors + 10):
+        raise CheckpointError(
+            f"the settings describe {count:,} parameters, the source holds {num_tensors} tensors",
+            code="AX616",
+            where=where,
+            hint="the settings are of another model, or damaged",
+        )
 
 
 def initial_value(path: str, parameter: Parameter) -> np.ndarray:

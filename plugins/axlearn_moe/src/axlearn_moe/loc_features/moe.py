@@ -55,14 +55,14 @@ def integrate(cfg):
 
 
 # %% check
-from axcore.layers import FeedForward, TransformerLayer
+from axcore.layers import BaseTransformerLayer, FeedForward
 
 from .feature import SparseFeedForward
 
 
 def is_present(cfg, model):
     """Whether every layer of the stack has experts, all of the kind that was there."""
-    layers = [m for _, m in model.walk() if isinstance(m, TransformerLayer)]
+    layers = [m for _, m in model.walk() if isinstance(m, BaseTransformerLayer)]
     routed = [m for _, m in model.walk() if isinstance(m, SparseFeedForward)]
     experts = [m for _, m in model.walk() if isinstance(m, FeedForward)]
     return layers and len(routed) == len(layers) and len(experts) == 4 * len(layers)

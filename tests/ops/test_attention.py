@@ -51,6 +51,17 @@ def attend(*arrays, **kwargs):
     return jax.jit(lambda args, named: ops.attention(*args, **named, **static))(arrays, traced)
 
 
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """A cache's view: keys and values wherever they say they are."""
+
+    kv: DenseKV
+    kind = "ring"
+
+    def dense(self):
+        return self.kv
+
+
 def close(got, expected, tolerance=2e-6):
     scale = max(np.abs(expected).max(), 1e-3)
     assert np.abs(np.asarray(got, np.float64) - expected).max() <= tolerance * scale
@@ -123,6 +134,27 @@ def test_a_bias_is_cut_with_the_blocks(shape, small_chunks):
     bias = jax.random.normal(jax.random.key(7), shape)
     got = attend(q, k, v, bias=bias)
     close(got, oracle(q, k, v, np.tril(np.ones((27, 27), bool)), bias=bias))
+
+
+def test_a_bias_may_be_a_function_of_the_positions_in_use():
+    def minus_distance(q_positions, kv_positions):
+        distance = q_positions[..., :, None] - kv_positions[..., None, :]
+        return -jnp.abs(distance).astype(jnp.float32).reshape(-1, 1, *distance.shape[-2:])
+
+    def expected(q_positions, kv_positions):
+        return -np.abs(q_positions[..., :, None] - kv_positions[..., None, :])[:, None]
+
+    q, k, v = qkv()
+    indices = np.arange(9)[None]
+    got = attend(q, k, v, bias=minus_distance)
+    seen = np.tril(np.ones((9, 9), bool))
+    close(got, oracle(q, k, v, seen, bias=expected(indices, indices)))
+    # A cache whose slots run backwards, and rows that are at different places.
+    slots, at = np.arange(9)[::-1], np.array([[4, 5], [6, 7]])
+    view = Ring(DenseKV(k, v, positions=jnp.asarray(slots)))
+    got = attend(q[:, :2], view=view, q_positions=jnp.asarray(at), bias=minus_distance)
+    seen = at[:, :, None] >= slots
+    close(got, oracle(q[:, :2], k, v, seen, bias=expected(at, slots[None])))
 
 
 def test_a_scale_may_be_traced():
@@ -260,14 +292,6 @@ def test_kv_positions_say_where_keys_are():
 
 
 def test_a_cache_view_is_taken_as_it_is():
-    @dataclasses.dataclass(frozen=True)
-    class Ring:
-        kv: DenseKV
-        kind = "ring"
-
-        def dense(self):
-            return self.kv
-
     q, k, v = qkv(t=6)
     order = jnp.array([3, 0, 5, 1, 4, 2])
     view = Ring(DenseKV(k[:, order], v[:, order], positions=order))

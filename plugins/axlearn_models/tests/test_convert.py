@@ -105,6 +105,9 @@ def test_published_settings_give_the_member_of_the_catalog():
         {"layer_types": ["full_attention", "sliding_attention"]},
         {"final_logit_softcapping": 30.0},
         {"vocab_size": "49152"},
+        {"tie_word_embeddings": "false"},
+        {"rope_theta": "abc"},
+        {"rope_scaling": ["linear"]},
         {"model_type": "mistral"},
     ],
     ids=lambda change: next(iter(change)),
@@ -112,7 +115,7 @@ def test_published_settings_give_the_member_of_the_catalog():
 def test_what_is_not_implemented_is_refused_by_name(change):
     with pytest.raises(AxcoreError) as caught:
         load_family(LLAMA).config({**SMOLLM2, **change}, {})
-    named = [*change, *change.get("rope_scaling", {}), "rope_type", "low_freq_factor"]
+    named = [*change, "surprise", "rope_type", "low_freq_factor"]
     assert caught.value.code in ("AX614", "AX386")
     assert any(name in str(caught.value) for name in named)
 

@@ -116,13 +116,13 @@ def llama_like_from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
     settings.expect("is_llama_config", True, default=True)
     settings.expect("chunk_size_feed_forward", 0, default=0)
     settings.expect("use_sliding_window", False, default=False)
-    kinds = settings.get("layer_types")
-    if kinds is not None and set(kinds) != {"full_attention"}:
-        raise CheckpointError(
-            f"the setting 'layer_types' names {sorted(set(kinds))}; implemented: 'full_attention'",
-            code="AX614",
-            hint="the converted model would compute something else, so it is refused",
-        )
+    for kind in given(settings, "layer_types", list, []):
+        if kind != "full_attention":
+            raise CheckpointError(
+                f"the setting 'layer_types' names {kind!r}; implemented: 'full_attention'",
+                code="AX614",
+                hint="the converted model would compute something else, so it is refused",
+            )
     num_heads = settings.require("num_attention_heads", int)
     resized(
         cfg,
@@ -249,6 +249,9 @@ def set_rope(cfg: Trainer.Config, settings: Settings) -> None:
         ConfigError: A scheme, or one of its settings, is not implemented (AX386).
         CheckpointError: It has several position axes (AX614).
     """
+    for place in (settings, given(settings, "rope_parameters", Mapping, settings)):
+        given(place, "rope_theta", float, None)
+    given(settings, "rope_scaling", Mapping, None)
     rope = rope_from_hf(settings)
     settings.skip("rope_theta", "rope_scaling", "partial_rotary_factor")
     if rope.axes is not None:

@@ -90,6 +90,16 @@ class SpanCorruption(BaseTransform):
                 hint="shorten the rows (seq_len), cut longer spans (mean_span_len), or give the "
                 "tokenizer more ids that text never has",
             )
+        taken = range(first - spans + 1, min(first + 1, tokenizer.vocab_size))
+        text = next((i for i in taken if tokenizer.decode([i])), None)
+        if text is not None:
+            raise DataError(
+                f"the sentinel {text} is a token of text, {tokenizer.decode([text])!r}",
+                code="AX552",
+                where="input.transform.first_sentinel_id",
+                hint="name an id from which on downwards there are none: beyond the tokenizer's, "
+                "where the model's vocabulary is larger, or of special tokens",
+            )
         if tokenizer.eos_id is None:
             raise DataError(
                 f"the tokenizer ({type(tokenizer).__name__}) has no token that ends a text",

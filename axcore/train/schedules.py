@@ -4,8 +4,8 @@ A schedule maps the number of updates made so far (0 for the first) to a value. 
 node, ``config_for(linear_warmup_cosine, peak=3e-4, warmup_steps=scaled(0.02, of="max_step"),
 total_steps=scaled(1.0, of="max_step"))``, so a change of the horizon moves every boundary with it.
 
-All of them take ``peak``, and are linear from 0 to ``peak`` over the first ``warmup_steps``
-updates (none when 0).
+All of them take ``peak``, and all but ``held_inverse_sqrt`` are linear from 0 to ``peak`` over the
+first ``warmup_steps`` updates (none when 0).
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import optax
 
 from axcore.errors import TrainError
 
-__all__ = ["constant", "inverse_sqrt", "linear", "linear_warmup_cosine", "wsd"]
+__all__ = [
+    "constant",
+    "held_inverse_sqrt",
+    "inverse_sqrt",
+    "linear",
+    "linear_warmup_cosine",
+    "wsd",
+]
 
 
 def constant(peak: float, warmup_steps: int = 0) -> optax.Schedule:
@@ -121,6 +128,26 @@ def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
         return peak * jnp.sqrt(scale / jnp.maximum(since_start, scale))
 
     return _after_warmup(peak, warmup_steps, decay)
+
+
+def held_inverse_sqrt(peak: float, hold_steps: int) -> optax.Schedule:
+    """Returns ``peak / sqrt(max(t, hold_steps) / hold_steps)``: constant, then falling.
+
+    Args:
+        peak: The largest value, of the first ``hold_steps`` updates.
+        hold_steps: Updates at ``peak``; also the time scale of the decay, for which 0 counts as 1.
+
+    References:
+        Raffel et al., T5, arXiv:1910.10683, section 3.1.2: ``1 / sqrt(max(t, 10^4))`` is a peak of
+        0.01 held for 10,000 updates.
+    """
+    _check(peak, hold_steps)
+    scale = max(hold_steps, 1)
+
+    def value(step: jax.typing.ArrayLike) -> jax.Array:
+        return peak * jnp.sqrt(scale / jnp.maximum(jnp.asarray(step, jnp.float32), scale))
+
+    return value
 
 
 def _after_warmup(peak: float, warmup_steps: int, rest: optax.Schedule) -> optax.Schedule:

@@ -220,6 +220,15 @@ def test_too_few_sentinels_are_an_error_before_training():
     assert caught.value.code == "AX552"
 
 
+def test_a_sentinel_that_is_text_is_an_error_before_training():
+    with pytest.raises(DataError, match="token of text") as caught:
+        make_input(SpanCorruption.Config(first_sentinel_id=ord("z"))).prepare()
+    assert caught.value.code == "AX552"
+    beyond = SpanCorruption.Config(first_sentinel_id=32_099)
+    (batch,) = take(make_input(beyond), 1)
+    assert batch["target_ids"].max() == 32_099
+
+
 @pytest.mark.parametrize("seq_len", [1, 2, 3])
 def test_every_length_either_works_or_says_that_it_is_too_short(seq_len):
     transform = SpanCorruption.Config().instantiate()

@@ -92,3 +92,11 @@ def test_boundaries_that_cannot_be_are_refused(make):
 def test_a_peak_that_is_no_rate_is_refused(name, peak):
     with pytest.raises(TrainError, match="peak must be"):
         getattr(schedules, name)(peak, 10)
+
+
+def test_the_held_rate_is_that_published_for_t5():
+    # 1 / sqrt(max(n, 10^4)): arXiv:1910.10683, section 3.1.2.
+    schedule = schedules.held_inverse_sqrt(0.01, 10_000)
+    for step in (0, 1, 9_999, 10_000, 40_000, 524_288):
+        assert float(schedule(step)) == pytest.approx(max(step, 1e4) ** -0.5, rel=1e-6)
+    assert float(schedules.held_inverse_sqrt(0.01, 0)(4)) == pytest.approx(0.005)

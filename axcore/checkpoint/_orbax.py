@@ -26,6 +26,7 @@ import numpy as np
 
 from axcore._files import sync_directory
 from axcore.checkpoint import _failure, _manifest, _match, stack_form
+from axcore.checkpoint._stored import read_stored
 from axcore.checkpoint.base import BaseCheckpointer
 from axcore.errors import CheckpointError
 
@@ -162,6 +163,22 @@ class OrbaxCheckpointer(BaseCheckpointer):
         """Shapes and dtypes of a step's arrays by path, as stored, without reading them."""
         arrays = self._manifest(step).arrays
         return {p: jax.ShapeDtypeStruct(r.shape, np.dtype(r.dtype)) for p, r in arrays.items()}
+
+    def read(self, step: int, path: str, index: tuple[int, ...] = ()) -> np.ndarray:
+        """One stored array, or one layer of it, without reading the rest.
+
+        Args:
+            step: A step that is whole.
+            path: Path of an array as stored (see :meth:`describe`).
+            index: Position on its leading (layer) axes.
+
+        Returns:
+            The values; typed PRNG keys as their data.
+        """
+        record = self._manifest(step).arrays[path]
+        if 0 in record.shape:
+            return np.zeros(record.shape[len(index) :], np.dtype(record.dtype))
+        return read_stored(self._path(step) / ARRAYS / record.name, index)
 
     def extra(self, step: int) -> dict[str, Any]:
         """The JSON part of a step, without reading its arrays."""

@@ -70,8 +70,7 @@ def export(
 ) -> ConversionReport:
     """Writes a model directory in the Hugging Face layout.
 
-    Holds one tensor at a time (of a scanned stack: one of all its layers). ``OUT`` appears when all
-    is done, or not at all.
+    Holds one tensor at a time. ``OUT`` appears when all is done, or not at all.
 
     Args:
         directory: The model directory.
@@ -117,7 +116,7 @@ def export(
             raise CheckpointError(
                 "there is no good checkpoint", code="AX605", where=str(run.checkpoints)
             )
-        saved = SavedModel(checkpointer, chosen, params, run.root)
+        saved = SavedModel(checkpointer, chosen, params, str(run.root))
         targets, heads = _layout(items, params, dtype, max_shard_bytes)
         size = sum(math.prod(t.shape) * dtype_named(t.dtype).itemsize for t in targets.values())
         with new_directory(out, size_bytes=size) as partial:
@@ -182,6 +181,8 @@ def _family(
             fitting.append((name, family, family.foreign_config(cfg)))
         except CheckpointError as error:
             refusals.append(f"{name}: {error.message}")
+    able = {family.architecture for _, family, _ in fitting}
+    fitting = [item for item in fitting if able.isdisjoint(item[1].yields_to)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -281,7 +282,7 @@ def _write_tensors(
         for item in items:
             if progress is not None:
                 progress(done, total, ", ".join(item.foreign))
-            ours = saved.read(item.paths)
+            ours = [saved.read(path) for path in item.paths]
             sums = [_digest(array) for array in ours]
             foreign = item.transform.to_foreign(ours)
             del ours

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 
 from axcore.checkpoint import stack_form
 from axcore.checkpoint.base import BaseCheckpointer
+from axcore.checkpoint.convert._source import dtype_named
 from axcore.errors import CheckpointError
 from axcore.module import ParameterSpec, flatten_specs
 
@@ -82,67 +82,50 @@ def initial_value(path: str, parameter: Parameter) -> np.ndarray:
 
 
 class SavedModel:
-    """The parameters in a model directory's checkpoint, read as they are needed.
+    """The parameters in a model directory's checkpoint, read as they are needed, layer by layer.
 
     Args:
         checkpointer: Opened on the directory's checkpoints.
         step: The step.
         params: The model's parameters by path.
+        where: The directory, for messages.
+
+    Raises:
+        CheckpointError: The checkpoint is of another model (AX603), or its checkpointer reads whole
+            trees only (AX622).
     """
 
     def __init__(
-        self, checkpointer: BaseCheckpointer, step: int, params: Mapping[str, Parameter], root: Path
+        self,
+        checkpointer: BaseCheckpointer,
+        step: int,
+        params: Mapping[str, Parameter],
+        where: str,
     ):
-        self._checkpointer, self._step, self._params, self._root = checkpointer, step, params, root
-        # Where a layer is part of a stacked array, the array is read once for all its layers.
-        stored = self._stored()
-        self._home = {
-            name: path
-            for path, struct in stored.items()
-            for name in stack_form.canonical({path: struct})
-        }
-        self._stored_structs = stored
-        self._cache: dict[str, dict[str, Any]] = {}
-
-    def read(self, paths: tuple[str, ...]) -> list[np.ndarray]:
-        """Returns parameters; what was read for other stored arrays is forgotten."""
-        homes = [self._home[f"model/{path}"] for path in paths]
-        self._cache = {home: self._cache[home] for home in homes if home in self._cache}
-        for home in homes:
-            if home not in self._cache:
-                struct = self._stored_structs[home]
-                hollow = np.broadcast_to(np.zeros((), struct.dtype), struct.shape)
-                tree, _ = self._checkpointer.restore(
-                    self._step, _nested(home, hollow), allow_unexpected=True
-                )
-                (value,) = jax.tree.leaves(tree)
-                self._cache[home] = stack_form.canonical({home: value})
-        pairs = zip(homes, paths, strict=True)
-        return [self._cache[home][f"model/{path}"] for home, path in pairs]
-
-    def _stored(self) -> dict[str, jax.ShapeDtypeStruct]:
-        describe = getattr(self._checkpointer, "describe", None)
-        if describe is None:
+        self._step = step
+        self._reader: Any = checkpointer
+        if not (hasattr(checkpointer, "describe") and hasattr(checkpointer, "read")):
             raise CheckpointError(
-                f"{type(self._checkpointer).__name__} cannot say what it has stored",
+                f"{type(checkpointer).__name__} cannot read one array at a time",
                 code="AX622",
-                where=str(self._root),
+                where=where,
             )
-        structs = describe(self._step)
-        found = {p: s for p, s in structs.items() if p.startswith("model/")}
-        held = stack_form.canonical(found)
-        missing = [p for p in self._params if f"model/{p}" not in held]
-        if missing:
+        stored = self._reader.describe(step)
+        wanted = {
+            f"model/{path}": jax.ShapeDtypeStruct(p.shape, dtype_named(p.dtype))
+            for path, p in params.items()
+        }
+        found = stack_form.plan(stored, wanted)
+        wrong = [*found.missing, *found.reshaped]
+        if wrong:
             raise CheckpointError(
-                f"the checkpoint lacks {len(missing)} parameters of its config: {missing[0]}, ...",
+                f"the checkpoint lacks {len(wrong)} parameters of its config: {wrong[0]}, ...",
                 code="AX603",
-                where=str(self._root),
+                where=where,
             )
-        return found
+        self._recipes = found.recipes
 
-
-def _nested(path: str, leaf: Any) -> Any:
-    """A tree with one leaf at ``path``."""
-    for key in reversed(path.split("/")):
-        leaf = {key: leaf}
-    return leaf
+    def read(self, path: str) -> np.ndarray:
+        """Returns a parameter as it is stored."""
+        (source,) = self._recipes[f"model/{path}"].sources
+        return self._reader.read(self._step, source.path, source.index or ())

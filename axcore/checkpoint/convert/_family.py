@@ -139,9 +139,12 @@ class ModelFamily(abc.ABC):
 
     Attributes:
         architecture: The architecture as foreign files name it; written on export.
+        yields_to: Architectures of the same format that an export which names no family takes
+            instead, where they can say the model too.
     """
 
     architecture: str
+    yields_to: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def config(self, foreign: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Trainer.Config:

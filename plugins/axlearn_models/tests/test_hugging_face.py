@@ -185,6 +185,7 @@ def test_a_sequence_past_the_trained_length_takes_the_long_frequencies(torch_mod
         ("smollm2-test", "hf:LlamaForCausalLM"),
         ("qwen2.5-test", "hf:Qwen2ForCausalLM"),
         ("qwen3-test", "hf:Qwen3ForCausalLM"),
+        ("afm-test", "hf:Qwen3ForCausalLM"),  # the same structure, published elsewhere
         ("gpt2-test", "hf:GPT2LMHeadModel"),
         ("mistral-test", "hf:MistralForCausalLM"),
         ("gemma2-test", "hf:Gemma2ForCausalLM"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from axcore.errors import AxcoreError, CheckpointError
 from axcore.layers import Attention, RMSNorm, StackedTransformer
 from axcore.module import flatten_specs
 from axcore.ops.masks import Causal, PrefixLM, SlidingWindow
+from axcore.plugins import host
 from axlearn_rope import LinearScaling, RoPE
 
 COMMON = {"torch_dtype": "bfloat16", "transformers_version": "4.40.2", "use_cache": True}
@@ -220,24 +222,34 @@ REFUSED = {
         {"scale_attn_by_inverse_layer_idx": True},
         {"add_cross_attention": True},
         {"activation_function": "tanh"},
+        {"n_inner": "3072"},
     ],
-    "mistral-7B-v0.1": [{"hidden_act": "gelu"}, {"attention_dropout": 0.1}, {"num_experts": 8}],
+    "mistral-7B-v0.1": [
+        {"hidden_act": "gelu"},
+        {"attention_dropout": 0.1},
+        {"num_experts": 8},
+        {"sliding_window": "4096"},
+    ],
     "gemma2-2B": [
         {"use_bidirectional_attention": True},
         {"attention_bias": True},
         {"tie_word_embeddings": False},
         {"partial_rotary_factor": 0.5},
         {"sliding_window": None},
+        {"final_logit_softcapping": "30"},
         {"layer_types": ["chunked_attention"] * 26},
     ],
     "gemma3-1B": [
         {"attn_logit_softcapping": 50.0},
         {"use_bidirectional_attention": True},
         {"layer_types": ["full_attention"] * 25},
+        {"layer_types": [["full_attention"]] * 26},
+        {"rope_local_base_freq": "10000"},
         {"surprise": 1},
     ],
     "olmo2-7B": [{"clip_qkv": 8.0}, {"rope_scaling": {"rope_type": "mystery"}}],
     "phi3-mini-4k": [{"resid_pdrop": 0.1}, {"rope_scaling": {"type": "yarn", "factor": 4.0}}],
+    "phi3-mini-128k": [{"rope_scaling": ["su"]}, {"sliding_window": 0.5}],
 }
 
 
@@ -325,3 +337,26 @@ def test_gpt2s_first_files_lack_the_prefix_and_hold_the_mask():
     assert {path for item in found.applications for path in item.paths} == set(params)
     assert list(found.ignored) == ["h.0.attn.bias"]
     assert shapes["h.1.attn.c_attn.weight"] == (64, 3 * 64)
+
+
+def families_that_say(name: str) -> list[str]:
+    """The architectures among which an export that names no family must choose."""
+    fitting = []
+    for converter in host().converters.names():
+        if converter.startswith("hf:"):
+            family = load_family(converter)
+            # Whatever a family cannot say it refuses, and does not stumble over.
+            with contextlib.suppress(CheckpointError):
+                family.foreign_config(experiments.get(name))
+                fitting.append(family)
+    able = {family.architecture for family in fitting}
+    return [f.architecture for f in fitting if able.isdisjoint(f.yields_to)]
+
+
+def test_every_test_member_is_exported_as_one_architecture():
+    catalog = host().experiments
+    members = [n for n in catalog.names() if "-test" in n and catalog.owner(n) == "axlearn-models"]
+    found = {name: families_that_say(name) for name in members if not name.startswith("t5")}
+    assert {name: said for name, said in found.items() if len(said) != 1} == {}
+    assert found["fuji-test-v2"] == found["smollm2-test"] == ["LlamaForCausalLM"]
+    assert found["gemma3-test"] == ["Gemma3ForCausalLM"]

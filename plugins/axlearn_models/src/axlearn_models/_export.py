@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorRule
+from axcore.layers import (
+    QKV,
+    Attention,
+    CausalLM,
+    Decoder,
+    Embedding,
+    FeedForward,
+    TransformerLayer,
+)
 from axcore.train import Trainer
 from axlearn_models._hugging_face import cannot_say, llama_like_rules
 from axlearn_models._llama_like import layers_of
 
-__all__ = ["rules_without", "verified"]
+__all__ = ["layers_to_say", "rules_without", "verified"]
 
 # How a model is computed, initialized and trained, not what it computes from its parameters.
 _UNSAID = {
@@ -17,6 +26,50 @@ _UNSAID = {
     *("sinks_init", "dropout", "dot", "logits_dot", "values_dot", "kernel", "kv_cache"),
     *("max_seq_len", "z_loss_weight", "remat", "unroll", "stack"),
 }
+
+
+# The configs that the settings of a decoder describe; of another kind they have other fields.
+_KINDS = {
+    "model": CausalLM.Config,
+    "model.embedding": Embedding.Config,
+    "model.decoder": Decoder.Config,
+}
+_LAYER_KINDS = {
+    "attention": Attention.Config,
+    "attention.qkv": QKV.Config,
+    "feed_forward": FeedForward.Config,
+}
+
+
+def layers_to_say(
+    cfg: Trainer.Config, architecture: str, *, periodic: bool = False
+) -> tuple[Any, ...]:
+    """Returns the layers of an experiment that is to be said in foreign settings.
+
+    Args:
+        cfg: The experiment.
+        architecture: The foreign name, for messages.
+        periodic: Whether the layers may differ.
+
+    Raises:
+        CheckpointError: It is no decoder of plain layers (AX622).
+    """
+    for path, kind in _KINDS.items():
+        _check_kind(cfg.get_path(path), kind, path, architecture)
+    layers = layers_of(cfg)
+    if not periodic and isinstance(cfg.get_path("model.decoder.layer"), tuple):
+        raise cannot_say(f"a period of {len(layers)} layers", architecture)
+    for layer in layers:
+        _check_kind(layer, TransformerLayer.Config, "model.decoder.layer", architecture)
+        for path, kind in _LAYER_KINDS.items():
+            where = f"model.decoder.layer.{path}"
+            _check_kind(layer.get_path(path), kind, where, architecture)
+    return layers
+
+
+def _check_kind(node: Any, kind: type, path: str, architecture: str) -> None:
+    if type(node) is not kind:
+        raise cannot_say(f"a {type(node).__qualname__} at {path}", architecture)
 
 
 def verified(family: ModelFamily, cfg: Trainer.Config, settings: dict[str, Any]) -> dict[str, Any]:

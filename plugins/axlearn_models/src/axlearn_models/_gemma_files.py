@@ -7,11 +7,12 @@ from typing import Any
 
 from axcore.checkpoint.convert import Rule, Settings, TensorRule
 from axcore.errors import CheckpointError
+from axcore.layers import RMSNorm
 from axcore.ops.masks import SlidingWindow
 from axcore.train import Trainer
-from axlearn_models._export import rules_without
+from axlearn_models._export import layers_to_say, rules_without
 from axlearn_models._gemma import alternating, period_of, resized_gemma
-from axlearn_models._hugging_face import cannot_say
+from axlearn_models._hugging_face import cannot_say, given
 from axlearn_models._llama_like import initialized, layers_of, normalized
 from axlearn_models._windows import causal
 from axlearn_rope import RoPE, rope_from_hf
@@ -64,7 +65,7 @@ def gemma_from(
         layer.attention.set(logit_cap=_cap(settings, "attn_logit_softcapping", caps))
     model: Any = cfg.model
     model.embedding.set(logit_cap=_cap(settings, "final_logit_softcapping", caps))
-    initialized(cfg, stddev=float(settings.get("initializer_range", 0.02)))
+    initialized(cfg, stddev=given(settings, "initializer_range", float, 0.02))
     normalized(cfg, eps=settings.require("rms_norm_eps", float))
     limit = settings.require("max_position_embeddings", int)
     model.set(compute_dtype=None, max_seq_len=limit)
@@ -100,14 +101,16 @@ def gemma_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict
         CheckpointError: The config holds something that the format cannot say (AX622).
     """
     model: Any = cfg.model
-    period = layers_of(cfg)
+    period = layers_to_say(cfg, architecture, periodic=True)
     layer = period[0]
-    attention = layer.attention
+    attention, norm = layer.attention, layer.attention_norm
+    if not all(len(layer.find(RoPE.Config)) == 1 for layer in period):
+        raise cannot_say("layers without a rotary embedding, or with several", architecture)
     seen = [_window(layer, architecture) for layer in period]
     windows = {window for window in seen if window is not None}
     if len(windows) > 1:
         raise cannot_say(f"windows of {sorted(windows)} tokens", architecture)
-    if attention.logit_scale is None or layer.attention_norm is None:
+    if attention.logit_scale is None or not isinstance(norm, RMSNorm.Config):
         raise cannot_say("no scale of the attention logits, or no norm", architecture)
     scale = attention.logit_scale**-2
     limit = model.max_seq_len
@@ -131,7 +134,7 @@ def gemma_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict
             kinds[seen[i % len(seen)] is not None] for i in range(model.decoder.num_layers)
         ],
         "max_position_embeddings": limit if isinstance(limit, int) else cfg.seq_len,
-        "rms_norm_eps": layer.attention_norm.eps,
+        "rms_norm_eps": norm.eps,
         "tie_word_embeddings": True,
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -158,22 +161,20 @@ def gemma_rules() -> list[Rule]:
 def _local_layers(settings: Settings, num_layers: int, period: int) -> list[bool]:
     """Tells of each layer whether it is local."""
     for name in ("_sliding_window_pattern", "sliding_window_pattern"):  # newer and older files
-        period = settings.get(name, period)
-    kinds = settings.get("layer_types")
+        period = given(settings, name, int, period)
+    kinds = given(settings, "layer_types", list, None)
     if kinds is None:
         return [(index + 1) % period != 0 for index in range(num_layers)]
-    if len(kinds) != num_layers or not set(kinds) <= set(_KINDS):
+    if len(kinds) != num_layers or not all(kind in tuple(_KINDS) for kind in kinds):
         raise CheckpointError(
-            f"the setting 'layer_types' has {len(kinds)} entries of {sorted(set(kinds))}, expected "
-            f"{num_layers} of {sorted(_KINDS)}",
+            f"the setting 'layer_types' is {kinds}, expected {num_layers} of {', '.join(_KINDS)}",
             code="AX614",
         )
     return [_KINDS[kind] for kind in kinds]
 
 
 def _cap(settings: Settings, name: str, default: Mapping[str, float | None]) -> float | None:
-    cap = settings.get(name, default[name])
-    return None if cap is None else float(cap)
+    return given(settings, name, float, None) if name in settings else default[name]
 
 
 def _window(layer: Any, architecture: str) -> int | None:

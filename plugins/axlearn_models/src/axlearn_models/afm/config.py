@@ -7,8 +7,8 @@ Apple Intelligence Foundation Language Models (arXiv:2407.21075) publishes:
 - of the model for devices (table 1): 26 layers of width 3,072, 24 heads of 128, 2.58B parameters
   beside 0.15B of a vocabulary of 49k;
 - of the model for servers: a vocabulary of 100k, and no size;
-- of the training (section 3): 6.3T tokens in rows of 4,096, 4,096 rows a batch, no shorter than
-  that; an optimizer of its own (RMSProp with momentum) under muP.
+- of the training (section 3): 6.3T tokens in rows of 4,096, batches of 4,096 rows, then two shorter
+  stages of longer rows; an optimizer of its own (RMSProp with momentum) under muP.
 
 Chosen here: the width inside the feed-forward network of the smaller model (8,032, the multiple of
 32 that gives 2.58B), both vocabularies' exact sizes (49,152 and 100,352), the larger model's dims

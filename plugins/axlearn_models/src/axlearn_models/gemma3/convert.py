@@ -11,7 +11,7 @@ from axcore.train import Trainer
 from axlearn_models._export import verified
 from axlearn_models._gemma import rope_of_layer, split_layers
 from axlearn_models._gemma_files import gemma_from, gemma_rules, gemma_to, rope_from
-from axlearn_models._hugging_face import check_all_read, settings_of
+from axlearn_models._hugging_face import check_all_read, given, settings_of
 from axlearn_rope import RoPE, rope_to_hf
 
 __all__ = ["HuggingFaceGemma3"]
@@ -59,7 +59,7 @@ def _ropes(settings: Settings) -> tuple[RoPE.Config, RoPE.Config]:
     if settings.get("rope_parameters") is not None:
         local = rope_from(settings, "sliding_attention")
         return local, rope_from(settings, "full_attention")
-    local = RoPE.Config(base=float(settings.get("rope_local_base_freq", _LOCAL_BASE)))
+    local = RoPE.Config(base=given(settings, "rope_local_base_freq", float, _LOCAL_BASE))
     names = ("rope_theta", "rope_scaling", "max_position_embeddings")
-    given = {name: settings[name] for name in names if name in settings}
-    return local, rope_from({"rope_theta": _GLOBAL_BASE, **given})
+    present = {name: settings[name] for name in names if name in settings}
+    return local, rope_from({"rope_theta": _GLOBAL_BASE, **present})

@@ -23,10 +23,10 @@ from axcore.checkpoint.convert import (
     Tied,
     TorchLinear,
 )
-from axcore.layers import LMHead, Normal
+from axcore.layers import Dropout, LayerNorm, LMHead, Normal
 from axcore.train import Trainer
-from axlearn_models._export import verified
-from axlearn_models._hugging_face import cannot_say, check_all_read, settings_of
+from axlearn_models._export import layers_to_say, verified
+from axlearn_models._hugging_face import cannot_say, check_all_read, given, settings_of
 from axlearn_models._llama_like import initialized, resized
 from axlearn_models.gpt2.config import residual_deviation
 
@@ -55,15 +55,15 @@ class HuggingFaceGPT2(ModelFamily):
             vocab_size=settings.require("vocab_size", int),
             model_dim=settings.require("n_embd", int),
             num_layers=settings.require("n_layer", int),
-            hidden_dim=settings.get("n_inner"),
+            hidden_dim=given(settings, "n_inner", int, None),
             num_heads=settings.require("n_head", int),
         )
         model: Any = cfg.model
         layer = model.decoder.layer
-        tied = settings.get("tie_word_embeddings", True)
+        tied = given(settings, "tie_word_embeddings", bool, True)
         model.set(compute_dtype=None, max_seq_len=limit, lm_head=None if tied else LMHead.Config())
         cfg.set(seq_len=min(cfg.seq_len, limit))
-        stddev = float(settings.get("initializer_range", 0.02))
+        stddev = given(settings, "initializer_range", float, 0.02)
         model.position.set(weight_init=Normal(stddev=stddev))
         residual_deviation(initialized(cfg, stddev=stddev), stddev=stddev)
         eps = settings.require("layer_norm_epsilon", float)
@@ -71,10 +71,10 @@ class HuggingFaceGPT2(ModelFamily):
             norm.set(eps=eps)
         known = settings.expect("activation_function", *_ACTIVATIONS, default="gelu_new")
         layer.feed_forward.set(activation=_ACTIVATIONS[known])
-        scaled = settings.get("scale_attn_weights", True)
+        scaled = given(settings, "scale_attn_weights", bool, True)
         layer.attention.set(logit_scale=None if scaled else 1.0)
-        layer.dropout.set(rate=float(settings.get("resid_pdrop", 0.1)))
-        model.dropout.set(rate=float(settings.get("embd_pdrop", 0.1)))
+        layer.dropout.set(rate=given(settings, "resid_pdrop", float, 0.1))
+        model.dropout.set(rate=given(settings, "embd_pdrop", float, 0.1))
         check_all_read(settings)
         return cfg
 
@@ -121,8 +121,13 @@ class HuggingFaceGPT2(ModelFamily):
 
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
+        (layer,) = layers_to_say(cfg, self.architecture)
         model: Any = cfg.model
-        layer = model.decoder.layer
+        final_norm, dropouts = model.decoder.final_norm, (model.dropout, layer.dropout)
+        if not all(isinstance(dropout, Dropout.Config) for dropout in dropouts):
+            raise cannot_say("another kind of dropout", self.architecture)
+        if not isinstance(final_norm, LayerNorm.Config):
+            raise cannot_say("no LayerNorm at its end", self.architecture)
         limit, hidden_dim = model.max_seq_len, layer.feed_forward.hidden_dim
         activations = [
             name for name, ours in _ACTIVATIONS.items() if ours == layer.feed_forward.activation
@@ -139,7 +144,7 @@ class HuggingFaceGPT2(ModelFamily):
             "n_head": layer.attention.num_heads,
             "n_inner": hidden_dim if isinstance(hidden_dim, int) else None,
             "activation_function": activations[0],
-            "layer_norm_epsilon": model.decoder.final_norm.eps,
+            "layer_norm_epsilon": final_norm.eps,
             "scale_attn_weights": layer.attention.logit_scale is None,
             "resid_pdrop": layer.dropout.rate,
             "embd_pdrop": model.dropout.rate,

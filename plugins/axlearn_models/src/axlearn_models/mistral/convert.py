@@ -8,9 +8,10 @@ from typing import Any
 from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
 from axcore.train import Trainer
-from axlearn_models._export import verified
+from axlearn_models._export import layers_to_say, verified
 from axlearn_models._hugging_face import (
     check_all_read,
+    given,
     llama_like_from,
     llama_like_rules,
     llama_like_to,
@@ -26,13 +27,16 @@ class HuggingFaceMistral(ModelFamily):
     """``MistralForCausalLM``: Llama's layers, all of them with the same window, or none."""
 
     architecture = "MistralForCausalLM"
+    yields_to = ("LlamaForCausalLM",)
 
     def config(self, foreign: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Trainer.Config:
         """See :meth:`ModelFamily.config`."""
         settings = settings_of(foreign)
         settings.expect("model_type", "mistral")
         cfg = llama_like_from(settings, experiments.get("mistral-7B-v0.1"))
-        window = settings.get("sliding_window", 4096)
+        window = None
+        if settings.get("sliding_window", 4096) is not None:
+            window = given(settings, "sliding_window", int, 4096)
         attention_of(cfg).set(mask=causal_within(window, settings["max_position_embeddings"]))
         check_all_read(settings)
         return cfg
@@ -43,6 +47,7 @@ class HuggingFaceMistral(ModelFamily):
 
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
+        layers_to_say(cfg, self.architecture)
         plain = cfg.copy()
         window = without_window(attention_of(plain))
         out = llama_like_to(plain, architecture=self.architecture, model_type="mistral")

@@ -8,11 +8,12 @@ from typing import Any
 from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo, TensorRule
 from axcore.train import Trainer
-from axlearn_models._export import verified
+from axlearn_models._export import layers_to_say, verified
 from axlearn_models._hugging_face import (
     ATTENTION_NAMES,
     bias_of,
     check_all_read,
+    given,
     llama_like_from,
     llama_like_rules,
     llama_like_to,
@@ -33,7 +34,7 @@ class HuggingFaceOlmo2(ModelFamily):
         settings = settings_of(foreign)
         settings.expect("model_type", "olmo2")
         cfg = llama_like_from(settings, experiments.get("olmo2-7B"))
-        set_bias(cfg, *ATTENTION_NAMES, bias=settings.get("attention_bias", False))
+        set_bias(cfg, *ATTENTION_NAMES, bias=given(settings, "attention_bias", bool, False))
         check_all_read(settings)
         return cfg
 
@@ -53,9 +54,8 @@ class HuggingFaceOlmo2(ModelFamily):
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
         name, plain = self.architecture, cfg.copy()
-        plain.get_path("model.decoder.layer").set(
-            attention_out_norm=None, feed_forward_out_norm=None
-        )
+        (layer,) = layers_to_say(plain, name)
+        layer.set(attention_out_norm=None, feed_forward_out_norm=None)
         out = llama_like_to(plain, architecture=name, model_type="olmo2")
         del out["head_dim"]  # always the model's share there
         biases = bias_of(cfg, *ATTENTION_NAMES, architecture=name)

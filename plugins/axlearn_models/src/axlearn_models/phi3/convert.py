@@ -16,9 +16,10 @@ from axcore.checkpoint.convert import (
     TorchLinear,
 )
 from axcore.train import Trainer
-from axlearn_models._export import rules_without, verified
+from axlearn_models._export import layers_to_say, rules_without, verified
 from axlearn_models._hugging_face import (
     check_all_read,
+    given,
     llama_like_from,
     llama_like_to,
     settings_of,
@@ -36,6 +37,7 @@ class HuggingFacePhi3(ModelFamily):
     """
 
     architecture = "Phi3ForCausalLM"
+    yields_to = ("LlamaForCausalLM", "MistralForCausalLM")
 
     def config(self, foreign: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Trainer.Config:
         """See :meth:`ModelFamily.config`."""
@@ -44,13 +46,13 @@ class HuggingFacePhi3(ModelFamily):
         settings.expect("resid_pdrop", 0, default=0)
         settings.expect("embd_pdrop", 0, default=0)
         for name in ("rope_parameters", "rope_scaling"):
-            rope = settings.get(name) or Settings({})
+            rope = given(settings, name, Mapping, Settings({}))
             for kind in ("rope_type", "type"):
                 rope.expect(kind, "default", "longrope", "su", default="default")
         # Read with LongRoPE, and of no meaning without; the other names code that is never run.
         settings.skip("original_max_position_embeddings", "auto_map")
         cfg = llama_like_from(settings, experiments.get("phi3-mini-4k"))
-        window = settings.get("sliding_window")
+        window = given(settings, "sliding_window", int, None)
         attention_of(cfg).set(mask=causal_within(window, settings["max_position_embeddings"]))
         check_all_read(settings)
         return cfg
@@ -72,6 +74,7 @@ class HuggingFacePhi3(ModelFamily):
 
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
+        layers_to_say(cfg, self.architecture)
         plain = cfg.copy()
         window = without_window(attention_of(plain))
         out = llama_like_to(plain, architecture=self.architecture, model_type="phi3")

@@ -121,7 +121,9 @@ def generate(args: argparse.Namespace) -> CommandResult:
     )
     texts = _texts(args)
     with jax_started():
-        loaded = load_model(args.directory, step=args.step, trusted=args.trust, use_ema=args.ema)
+        loaded = load_model(
+            args.directory, step=args.step, trusted=args.trust, use_ema=args.ema, unrolled=True
+        )
         tokenizer = loaded.tokenizer
         prompts = [_prompt_ids(tokenizer, args, text) for text in texts]
         generator = Generator(

@@ -4,6 +4,7 @@ from axcore.inference._engine import Generation, Generator
 from axcore.inference._model_dir import LoadedModel, load_model
 from axcore.inference._sampling import Chooser, Sampling
 from axcore.inference._text import Completion, TextStream, complete
+from axcore.inference._unrolled import unrolled
 
 __all__ = [
     "Chooser",
@@ -15,4 +16,5 @@ __all__ = [
     "TextStream",
     "complete",
     "load_model",
+    "unrolled",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 from axcore.config import Config, author
 from axcore.data import BaseTokenizer, load_tokenizer
 from axcore.errors import CheckpointError
+from axcore.inference._unrolled import unroll_layers
 from axcore.module import Module
 from axcore.plugins import host
 
@@ -42,6 +43,7 @@ def load_model(
     *,
     step: int | None = None,
     use_ema: bool = False,
+    unrolled: bool = False,
     trusted: Iterable[str] = (),
 ) -> LoadedModel:
     """Reads the newest good checkpoint of a model directory onto the first device.
@@ -50,6 +52,8 @@ def load_model(
         directory: The ``--out`` directory of ``axcore train``.
         step: Another checkpoint than the newest.
         use_ema: Whether to take the learner's moving average of the parameters.
+        unrolled: Whether stacks that scan over their layers run them one by one, which decodes
+            faster; see ``axcore.inference.unrolled``.
         trusted: Further packages that ``config.txt`` may name.
 
     Raises:
@@ -63,6 +67,8 @@ def load_model(
     packages = (*host().trusted_packages(), *trusted)
     with author("file", str(run.config)):
         cfg = Config.from_text(text, trusted=packages, fill_in=True)
+    if unrolled:
+        unroll_layers(cfg)
     trainer: Any = cfg.instantiate(name="trainer")
     checkpointer = trainer.cfg.checkpointer.instantiate()
     checkpointer.open(run.checkpoints)

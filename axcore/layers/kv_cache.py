@@ -15,6 +15,10 @@ from axcore.ops import DenseKV
 
 __all__ = ["ContiguousKVCache", "ContiguousView", "init_cache", "merge_state"]
 
+# Rows up to which one new token each is written row by row, as slices in place: XLA runs a scatter
+# of few rows as a loop, which takes longer (measured on CPU).
+_MAX_SLICED_ROWS = 32
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +26,7 @@ class ContiguousView:
     """View of a contiguous cache: slot number equals position.
 
     Attributes:
-        tensors: Named tensors of (batch, max_len, ...).
+        tensors: Named tensors of (batch, ..., max_len, last dim): slots come next to last.
         lengths: (batch,) int32 number of filled slots.
     """
 
@@ -36,14 +40,18 @@ class ContiguousView:
 
     def dense(self) -> DenseKV:
         """Returns keys and values (batch, max_len, kv_heads, head_dim), filled slots marked."""
-        max_len = self.tensors["key"].shape[1]
-        slots = jnp.arange(max_len, dtype=jnp.int32)
+        keys, values = (jnp.moveaxis(self.tensors[name], -2, 1) for name in ("key", "value"))
+        slots = jnp.arange(keys.shape[1], dtype=jnp.int32)
         valid = slots[None, :] < self.lengths[:, None]
-        return DenseKV(self.tensors["key"], self.tensors["value"], positions=slots, valid=valid)
+        return DenseKV(keys, values, positions=slots, valid=valid)
 
 
 class ContiguousKVCache(BaseKVCache):
-    """One (batch, max_len, ...) buffer per tensor; position p of a row is slot p."""
+    """One (batch, ..., max_len, last dim) buffer per tensor; position p of a row is slot p.
+
+    For keys and values that is (batch, kv_heads, max_len, head_dim), the order in which attention's
+    products read them: with slots before heads, every token's step copies the whole cache.
+    """
 
     class Config(BaseKVCache.Config):
         """``dtype`` of the buffers; None is the compute dtype."""
@@ -55,7 +63,7 @@ class ContiguousKVCache(BaseKVCache):
         """Returns zeroed buffers and lengths of 0."""
         dtype = jnp.dtype(self.cfg.dtype or self.compute_dtype)
         buffers = {
-            name: jnp.zeros((batch, max_len, *shape), dtype)
+            name: jnp.zeros((batch, *shape[:-1], max_len, *shape[-1:]), dtype)
             for name, shape in self.cfg.tensors.items()
         }
         return {**buffers, "lengths": jnp.zeros((batch,), jnp.int32)}
@@ -65,17 +73,16 @@ class ContiguousKVCache(BaseKVCache):
 
         The driver makes sure that positions stay below ``max_len``: a traced position cannot raise.
         """
-        ctx = self._context
-        positions = info.positions
-        rows = jnp.arange(positions.shape[0])[:, None]
+        ctx, positions = self._context, info.positions
+        mesh = ctx.target.mesh
+        sliced = positions.shape[1] == 1 and positions.shape[0] <= _MAX_SLICED_ROWS
+        write = _write_slices if sliced and (mesh is None or mesh.size == 1) else _scatter
         new: dict[str, jax.Array] = {}
         for name, value in values.items():
             buffer = ctx.state[name]
-            max_len = buffer.shape[1]
-            # Out-of-bounds slots are dropped; a negative index would count from the end.
-            slots = jnp.where(positions < 0, max_len, positions)
-            new[name] = buffer.at[rows, slots].set(value.astype(buffer.dtype), mode="drop")
-            new[name] = self._constrain(new[name], "batch", None, *self.cfg.axes[name])
+            axes = self.cfg.axes[name]
+            made = write(buffer, value.astype(buffer.dtype), positions)
+            new[name] = self._constrain(made, "batch", *axes[:-1], None, *axes[-1:])
             ctx.set_state(name, new[name])
         lengths = jnp.maximum(ctx.state["lengths"], jnp.max(positions, axis=1) + 1)
         ctx.set_state("lengths", lengths)
@@ -85,6 +92,29 @@ class ContiguousKVCache(BaseKVCache):
         """Forgets all but the first ``lengths`` (batch,) tokens of each row."""
         ctx = self._context
         ctx.set_state("lengths", jnp.minimum(ctx.state["lengths"], lengths))
+
+
+def _scatter(buffer: jax.Array, value: jax.Array, positions: jax.Array) -> jax.Array:
+    """Writes (batch, seq, ..., last) into (batch, ..., max_len, last) at (batch, seq) slots."""
+    rows = jnp.arange(positions.shape[0])[:, None]
+    # Out-of-bounds slots are dropped; a negative index would count from the end.
+    slots = jnp.where(positions < 0, buffer.shape[-2], positions)
+    between = [slice(None)] * (buffer.ndim - 3)
+    return buffer.at[(rows, *between, slots)].set(value, mode="drop")
+
+
+def _write_slices(buffer: jax.Array, value: jax.Array, positions: jax.Array) -> jax.Array:
+    """The same for one token a row."""
+    tokens = jnp.moveaxis(value, 1, -2)  # (batch, ..., 1, last)
+    max_len, none = buffer.shape[-2], [0] * (buffer.ndim - 3)
+    for row in range(buffer.shape[0]):
+        position = positions[row, 0]
+        start = (row, *none, jnp.clip(position, 0, max_len - 1), 0)
+        token = tokens[row : row + 1]
+        inside = (position >= 0) & (position < max_len)
+        old = jax.lax.dynamic_slice(buffer, start, token.shape)
+        buffer = jax.lax.dynamic_update_slice(buffer, jnp.where(inside, token, old), start)
+    return buffer
 
 
 def init_cache(

@@ -59,6 +59,8 @@ class Entry:
         if self.num_items is None:
             return self.total
         items = jnp.asarray(self.num_items, jnp.float32)
+        # Of layers that a scan keeps apart there is a number each: the leading dims of the total.
+        items = items.reshape(items.shape + (1,) * (jnp.ndim(self.total) - items.ndim))
         safe = jnp.where(items > 0, items, 1.0)
         return jnp.where(items > 0, self.total / safe, 0.0)
 

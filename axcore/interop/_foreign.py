@@ -96,7 +96,7 @@ class ForeignLayer(Layer):
                     where=self.path,
                 )
             # Microbatches and replicas see different rows of one batch: their statistics average.
-            mean = jnp.issubdtype(leaf.dtype, jnp.floating)
+            mean = leaf.dtype == jnp.float32
             self._context.set_state(
                 "/".join(leaf.path), value, reduction="mean" if mean else "last"
             )

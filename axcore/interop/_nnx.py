@@ -21,8 +21,8 @@ class NNXLayer(ForeignLayer):
 
     ``nnx.Param`` variables are parameters, other ones (``BatchStat``) state that the module sets.
     Random streams are no state here: in each call they start from a key of our context. The module
-    is in training or evaluation mode as our call is. ``sharding_names`` of a variable are its
-    logical axes unless ``axes`` says otherwise; what it sows is a module output.
+    is in training or evaluation mode as our call is. The names with which a variable is
+    partitioned are its logical axes unless ``axes`` says otherwise; what it sows is a module output.
 
     Example:
         >>> cfg = NNXLayer.Config(
@@ -49,7 +49,8 @@ class NNXLayer(ForeignLayer):
             leaves = jax.tree.leaves(variable)
             for n, leaf in enumerate(leaves):
                 place = path if len(leaves) == 1 else (*path, str(n))
-                names = variable.get_metadata().get("sharding_names")
+                metadata = variable.get_metadata()
+                names = metadata.get("out_sharding") or metadata.get("sharding_names")
                 axes = tuple(names) if names and len(names) == len(leaf.shape) else None
                 kind = "parameter" if is_parameter else "state"
                 found.append((ForeignLeaf(place, leaf.shape, leaf.dtype, kind, axes), variable))
@@ -60,12 +61,14 @@ class NNXLayer(ForeignLayer):
     def _build(self, key: jax.Array, training: bool) -> Any:
         """Returns the module's state, and keeps its structure."""
         nnx = self._nnx
-        module: Any = self.cfg.module.instantiate()(rngs=nnx.Rngs(key))
-        if training:
-            module.train()
-        else:
-            module.eval()
-        self._graphs[training], state = nnx.split(module)
+        # The sharding that a variable names is given to arrays by our rules, not at its creation.
+        with nnx.use_eager_sharding(False):
+            module: Any = self.cfg.module.instantiate()(rngs=nnx.Rngs(key))
+            if training:
+                module.train()
+            else:
+                module.eval()
+            self._graphs[training], state = nnx.split(module)
         return state
 
     def _make(self, key: jax.Array) -> Sequence[jax.Array]:
@@ -81,9 +84,12 @@ class NNXLayer(ForeignLayer):
         own, random = iter(values), iter(streams)
         leaves = [next(random) if is_random else next(own) for is_random in self._is_random]
         state = jax.tree.unflatten(self._tree, leaves)
-        module = nnx.merge(self._graphs[ctx.is_training], state)
-        outputs = module(*args, **kwargs)
-        _, after = nnx.split(module)
+        with nnx.use_eager_sharding(False):
+            module = nnx.merge(self._graphs[ctx.is_training], state)
+            outputs, sown = nnx.capture(module, nnx.Intermediate)(*args, **kwargs)
+            _, after = nnx.split(module)
+        for path, variable in _variables(nnx, sown):
+            ctx.add_output("/".join(path), variable.get_value())
         return outputs, self._changes(nnx, after, values, streams if key is None else None)
 
     def _key(self) -> jax.Array | None:
@@ -110,7 +116,7 @@ class NNXLayer(ForeignLayer):
     def _changes(
         self, nnx: Any, after: Any, values: Sequence[Any], keyless: Sequence[Any] | None
     ) -> dict[int, Any]:
-        """Returns new values of states; what was sown becomes a module output."""
+        """Returns the new values of states."""
         before = {leaf.path: n for n, leaf in enumerate(self._leaves)}
         random = {leaf.path: n for n, leaf in enumerate(self._random)}
         updates: dict[int, Any] = {}
@@ -127,7 +133,13 @@ class NNXLayer(ForeignLayer):
                             hint="pass key=jax.random.key(...) to functional",
                         )
                 elif place not in before:
-                    self._context.add_output("/".join(place), leaf)
+                    raise ModuleError(
+                        f"the module makes the variable {'/'.join(place)!r} in a call; a layer's "
+                        "state is described before it exists",
+                        code="AX374",
+                        where=self.path,
+                        hint="make it when the module is made; sow what is only to be looked at",
+                    )
                 elif leaf is not values[before[place]]:
                     if self._leaves[before[place]].kind == "parameter":
                         raise ModuleError(

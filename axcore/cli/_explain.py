@@ -29,22 +29,29 @@ def fields(cfg: Config) -> dict[str, dict[str, Any]]:
 def explained(a: Assembled) -> dict[str, Any]:
     """Returns the JSON document of ``config explain``.
 
-    Beside ``fields`` it holds ``instance``, ``rules`` (see ``RuleReport``) and ``effective``:
-    values that the config leaves open and the modules get, such as dtypes taken from the parent,
-    with where each comes from.
+    Beside ``fields`` it holds ``instance``, ``rules`` (see ``RuleReport``), ``effective``: values
+    that the config leaves open and the modules get, such as dtypes taken from the parent, with
+    where each comes from; and ``replicated``: parameters without logical axes, which every device
+    holds whole.
     """
+    from axcore.module import flatten_specs
+
+    trainer = a.cfg.instantiate(name="trainer")
+    specs = flatten_specs(trainer.model.parameter_specs())
     return {
         "instance": a.instance.name,
         "fields": fields(a.cfg),
         "rules": a.rules.to_json(),
-        "effective": _effective(a.cfg),
+        "effective": _effective(a.cfg, trainer),
+        "replicated": [
+            path for path, spec in specs.items() if not set(spec.axes) - {None, "layers"}
+        ],
     }
 
 
-def _effective(cfg: Any) -> dict[str, dict[str, Any]]:
+def _effective(cfg: Any, trainer: Any) -> dict[str, dict[str, Any]]:
     """Returns path -> value and source where a built module has another value than the config."""
     written = cfg.lines()
-    trainer = cfg.instantiate(name="trainer")
     out: dict[str, dict[str, Any]] = {}
     for module in _modules(trainer):
         where = module.config_path
@@ -120,6 +127,9 @@ def text(data: Mapping[str, Any]) -> str:
     if rules["candidates"]:
         named = ", ".join(f"{kind} {name}" for kind, name in rules["candidates"])
         lines.append(f"only with --use: {named}")
+    if data["replicated"]:
+        lines += ["", "parameters without logical axes, whole on every device:"]
+        lines += [f"  {path}" for path in data["replicated"]]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from interop_foreign import apply_mlp, init_mlp, make_nnx_mlp
 
 from axcore import experiments, functional
 from axcore.checkpoint import OrbaxCheckpointer, stack_form
+from axcore.cli._explain import explained, text
 from axcore.collection import total_loss
 from axcore.config import partial_for, scaled
 from axcore.errors import ConfigError, ModuleError
@@ -16,6 +17,7 @@ from axcore.layers import StackedTransformer
 from axcore.module import flatten_specs
 from axcore.parallel import MeshShape, resolve_instance, select_devices
 from axcore.train._program import Program
+from axcore.train.assemble import assemble
 
 pytestmark = pytest.mark.xdist_group("interop")
 DIM = scaled(1, of="input_dim")
@@ -82,6 +84,16 @@ def test_both_stack_forms_start_alike_and_compute_alike(kind):
     weights = [x for x in jax.tree.leaves(layers) if x.ndim > 2]
     assert all(np.abs(w[0] - w[1]).max() > 1e-3 for w in weights)  # a draw for each layer
     np.testing.assert_allclose(loss(scanned, state), loss(unrolled, other), rtol=1e-6)
+
+
+def test_explain_lists_what_no_rule_can_shard():
+    explanation = explained(assemble(experiment("function"), instance="cpu-8"))
+    path = "decoder/layer/0:2:1/feed_forward/layer/bias"
+    assert [p for p in explanation["replicated"] if "feed_forward/layer" in p] == [
+        path,
+        path.replace("bias", "steps"),
+    ]
+    assert path in text(explanation)
 
 
 def run(cfg, instance, steps=3):

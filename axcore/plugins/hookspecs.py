@@ -158,7 +158,10 @@ def axcore_launchers() -> Iterable[specs.NamedSpec]:
 
 
 def axcore_converters() -> Iterable[specs.NamedSpec]:
-    """Converters of foreign model formats for ``axcore convert``.
+    """Converters of foreign models for ``axcore convert``.
+
+    The name is ``FORMAT:ARCHITECTURE`` (formats: ``hf``, ``gguf``, ``npz``), the target an instance
+    or class of ``axcore.checkpoint.convert.ModelFamily``.
 
     Combining: the name is unique.
     """

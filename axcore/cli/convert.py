@@ -175,7 +175,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     for flag, value in wrong.items():
         if value not in (None, False, []):
             needs = "is not for --export" if args.export else "needs --export"
-            raise CliError(f"{flag} {needs}", code="AX850", hint="leave it out")
+            raise CliError(f"{flag} {needs}", code="AX858", hint="leave it out")
 
 
 def _size(text: str) -> int:
@@ -185,7 +185,7 @@ def _size(text: str) -> int:
         size = int(float(match[1]))
     if size < 1:
         raise CliError(
-            f"--max-shard-size is {text!r}, expected a size", code="AX850", hint="such as 5GB"
+            f"--max-shard-size is {text!r}, expected a size", code="AX858", hint="such as 5GB"
         )
     return size
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from axcore.checkpoint.convert._family import ModelFamily, Oracle
 
 __all__ = ["compare", "model_logits", "prompt_ids", "transformers_oracle"]
+
+_log = logging.getLogger("axcore.convert")
 
 _ROWS = 2
 _TOKENS = 24
@@ -191,6 +194,7 @@ def compare(
         )
     reason = "the foreign model cannot be run: its converter provides no oracle"
     oracle: Oracle | None = None
+    _log.info("comparing the outputs of both models (--verify never leaves this out)")
     try:
         oracle = family.oracle(source)
     except CheckpointError as error:

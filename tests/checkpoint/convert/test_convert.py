@@ -303,3 +303,39 @@ def test_an_experiment_of_core_is_exported_where_a_family_fits():
     settings = family.foreign_config(cfg.instantiate(name="t").cfg)
     assert family.config(Settings(settings), {}).to_text() == cfg.to_text()
     assert experiments.get("tiny-lm").to_text() != cfg.to_text()
+
+
+# -- whole or not at all ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError], ids=lambda e: e.__name__)
+def test_what_breaks_off_leaves_nothing(write_hf, tensors, tmp_path, error):
+    out = tmp_path / "deep" / "down" / "out"
+
+    def progress(done, total, name):
+        assert out.with_name("out.partial").exists() and not out.exists()
+        if done > total / 2:
+            raise error("stop")
+
+    with pytest.raises((KeyboardInterrupt, CheckpointError)):
+        quick(write_hf(tensors), out, progress=progress)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_two_conversions_into_one_directory_do_not_mix(write_hf, tensors, out):
+    source = write_hf(tensors)
+
+    def progress(done, total, name):
+        if done == 0:
+            with pytest.raises(CheckpointError, match="another process is writing it"):
+                quick(source, out)
+
+    quick(source, out, progress=progress)
+    np.testing.assert_allclose(logits(out), oracle(tensors), atol=1e-5)
+
+
+def test_a_disk_that_is_too_small_is_seen_before_it_is_full(write_hf, tensors, out, monkeypatch):
+    monkeypatch.setattr("axcore.checkpoint._failure.free_bytes", lambda path: 1000)
+    with pytest.raises(CheckpointError, match="the disk is full") as caught:
+        quick(write_hf(tensors), out)
+    assert caught.value.code == "AX602" and not out.exists()

@@ -46,7 +46,7 @@ from axcore.layers import (
 from axlearn_rope import RoPE
 
 LAYERS, DIM, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 8, 512, 8, 4, 64, 1408, 4096
-PROMPT, NEW, CHUNK, EPS, BASE = 128, 64, 32, 1e-6, 10_000.0
+PROMPT, NEW, CHUNK, EPS, BASE = 128, 128, 32, 1e-6, 10_000.0
 
 
 def model(stack: str) -> CausalLM:

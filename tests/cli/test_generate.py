@@ -13,7 +13,7 @@ from axcore.inference import load_model
 
 
 def test_several_prompts_are_answered_in_order(cli, trained, tmp_path):
-    texts = ["The ", "A much longer p", "x"]
+    texts = ["The ", "A longer p", "x"]
     flags = ("--max-tokens", 3, "--temperature", 1.0, "--seed", 4, "--json")
     words = [word for text in texts for word in ("--prompt", text)]
     data = cli("generate", "--from", trained.out, *words, *flags).json
@@ -31,7 +31,7 @@ def test_several_prompts_are_answered_in_order(cli, trained, tmp_path):
         again = cli("generate", "--from", trained.out, "--prompts", tmp_path / name, *flags).json
         assert again["completions"] == data["completions"]
     shown = cli("generate", "--from", trained.out, *words, *flags[:-1]).out
-    assert f"[1] A much longer p{data['completions'][1]['text']}" in shown
+    assert f"[1] A longer p{data['completions'][1]['text']}" in shown
 
 
 def test_streamed_text_is_the_text(cli, trained):
@@ -91,6 +91,7 @@ def test_what_cannot_be_generated_is_refused(cli, trained, tmp_path, monkeypatch
 
 def test_evaluation_reads_long_texts_with_context(cli, trained, tmp_path):
     """Against the whole text under the model, window by window, in numpy."""
+    import jax
     import jax.numpy as jnp
 
     from axcore import functional
@@ -104,16 +105,17 @@ def test_evaluation_reads_long_texts_with_context(cli, trained, tmp_path):
     loaded = load_model(trained.out)
     ids = [256, *text.encode(), 257]
     nats = 0.0
+
+    @jax.jit
+    def scores(ids):
+        return functional(
+            loaded.model, state=loaded.state, inputs=(ids,), method="logits", is_training=False
+        )[0]
+
     for target in range(1, len(ids)):
         # The first window that has the target as a target.
         window = max(0, math.ceil((target - 12) / 5)) * 5
-        logits, _ = functional(
-            loaded.model,
-            state=loaded.state,
-            inputs=(jnp.asarray([(ids[window:target] + [0] * 12)[:12]]),),
-            method="logits",
-            is_training=False,
-        )
+        logits = scores(jnp.asarray([(ids[window:target] + [0] * 12)[:12]]))
         row = np.asarray(logits, np.float64)[0, target - window - 1]
         nats += np.log(np.exp(row - row.max()).sum()) + row.max() - row[ids[target]]
     assert done["metrics"]["num_targets"] == len(ids) - 1

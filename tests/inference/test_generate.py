@@ -7,7 +7,7 @@ import pytest
 
 from axcore import functional
 from axcore.errors import CliError
-from axcore.inference import Generator, Sampling
+from axcore.inference import Generator, Sampling, unrolled
 from axcore.layers import (
     Attention,
     CausalLM,
@@ -202,3 +202,12 @@ def test_any_split_of_the_prompt_gives_the_full_forward(stack):
         decoder=Decoder.Config(num_layers=2, layer=layer, stack=stack),
     ).instantiate(name="m")
     check_cached_decode(module, module.initialize(jax.random.key(3)), vocab_size=24)
+
+
+def test_layers_one_by_one_give_the_same_tokens(model, generator):
+    module, params, _ = model
+    made, state = unrolled(module, params)
+    assert list(state["decoder"]["layer"]) == ["0", "1"] and "0:2:1" in params["decoder"]["layer"]
+    alone = Generator(made, state, max_seq_len=LIMIT, chunk=4).generate([[1, 2, 3]], 9)
+    assert alone.tokens == generator.generate([[1, 2, 3]], 9).tokens
+    assert unrolled(made, state)[0] is made

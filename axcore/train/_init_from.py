@@ -119,6 +119,8 @@ class InitialWeights:
 
     def tokenizer_differs(self, tokenizer: Any) -> bool:
         """Tells whether the directory's tokenizer makes other ids than the experiment's."""
+        if tokenizer is None:
+            return False
         try:
             text = (self.run.tokenizer / _TOKENIZER).read_text(encoding="utf-8")
             record = json.loads(text)

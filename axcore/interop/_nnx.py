@@ -21,8 +21,8 @@ class NNXLayer(ForeignLayer):
 
     ``nnx.Param`` variables are parameters, other ones (``BatchStat``) state that the module sets.
     Random streams are no state here: in each call they start from a key of our context. The module
-    is in training or evaluation mode as our call is. The names with which a variable is
-    partitioned are its logical axes unless ``axes`` says otherwise; what it sows is a module output.
+    is in training or evaluation mode as our call is. The names that partition a variable are its
+    logical axes unless ``axes`` says otherwise; what it sows is a module output.
 
     Example:
         >>> cfg = NNXLayer.Config(

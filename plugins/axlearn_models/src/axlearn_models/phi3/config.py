@@ -55,7 +55,8 @@ def phi3_mini_128k() -> Trainer.Config:
     """Phi-3-mini-128k: mini-4k's with rotary frequencies for 131,072 positions and no window.
 
     The frequencies are the short ones while a sequence fits into the 4,096 positions of the first
-    training, and the long ones beyond.
+    training, and the long ones beyond. A sequence that grows past them in cached decode keeps the
+    keys turned by the short ones, as elsewhere; ``seq_len`` of the scaling settles on one set.
     """
     cfg = experiments.get("phi3-mini-4k")
     attention_of(cfg).set(mask=causal(None))

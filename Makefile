@@ -32,7 +32,7 @@ NEWEST_TESTS := tests/config tests/plugins tests/module tests/train/test_accumul
 # Tests for which `make test` has no time: heavy ones, and comparisons with other libraries.
 EVERYDAY := not slow and not oracle and not aot
 
-.PHONY: help train test test-full test-newest lint format dist docs clean
+.PHONY: help train test test-full test-newest lint format golden dist docs clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "  %-18s %s\n", $$1, $$2 }'
@@ -62,6 +62,11 @@ format: $(VENV)/.stamp-test ## Format, and mend what ruff can mend
 test-newest: $(NEWEST)/.stamp-test ## Config, plugins, modules and one training test on the newest Python and JAX
 	@echo "==> test-newest: $$($(NEWEST)/bin/python -c 'import jax, platform; print("Python", platform.python_version(), "jax", jax.__version__)')"
 	@$(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(NEWEST_TESTS)
+
+golden: $(VENV)/.stamp-test ## Rewrite the golden config texts, after a change that is meant to show in them
+	@for text in plugins/*/golden/*.txt; do \
+		$(BIN)/axcore config golden "$$(basename "$$text" .txt)" --out "$$text" || exit 1; \
+	done
 
 dist: $(VENV)/.stamp-backend ## Build the seven wheels into dist/
 	@echo "==> dist: $(words . $(PLUGINS)) wheels"

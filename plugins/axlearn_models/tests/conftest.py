@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,50 @@ def write_model() -> Callable[[Imported, Path], Path]:
         return directory
 
     return write
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Iterator[Any]:
+    """The library, without its network."""
+    reason = "the oracle: pip install torch transformers"
+    pytest.importorskip("torch", reason=reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield pytest.importorskip("transformers", reason=reason)
+
+
+@pytest.fixture(scope="session")
+def random_model(transformers, tmp_path_factory) -> Callable[..., tuple[Any, Path]]:
+    """Makes a random model of transformers, no bias or norm of it trivial, and saves it."""
+    import torch
+
+    def make(model: str, config: str, **settings: Any) -> tuple[Any, Path]:
+        made = getattr(transformers, model)(getattr(transformers, config)(**settings)).eval()
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in made.named_parameters():
+            is_scale = name.lower().endswith("norm.weight") or "layernorm_" in name
+            mean = float(is_scale and name.endswith("weight"))
+            parameter.data.normal_(mean, 0.2, generator=generator)
+        directory = tmp_path_factory.mktemp("model")
+        made.save_pretrained(directory)
+        return made, directory
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def close() -> Callable[[np.ndarray, np.ndarray], None]:
+    """Compares two float32 implementations: to 1e-4 of the largest value, or of one.
+
+    Some gradients are zero but for rounding, such as that of a key's bias: no less than 1e-7 is
+    compared.
+    """
+
+    def check(ours: np.ndarray, theirs: np.ndarray) -> None:
+        largest = min(1.0, max(1e-3, float(np.abs(theirs).max())))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * largest)
+
+    return check
 
 
 @pytest.fixture(scope="session")

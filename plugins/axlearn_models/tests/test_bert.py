@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,7 +125,8 @@ def test_the_full_members_ask_for_a_tokenizer_with_a_mask():
 
 def test_a_test_member_trains_and_evaluates(cli, tmp_path):
     out = tmp_path / "run"
-    done = cli("train", "bert-test", "--max-step", 3, "--out", out)
+    few = ("--set", "evalers.heldout.max_documents=2")
+    done = cli("train", "bert-test", "--max-step", 3, "--out", out, *few)
     assert done["step"] == 3
     assert 3.0 < done["eval"]["loss"] < 6.5  # near the logarithm of 264
     assert 0 <= done["eval"]["accuracy"] <= 1
@@ -147,7 +146,6 @@ SIZES = dict(
     max_position_embeddings=24,
     hidden_act="gelu",
 )
-oracle = [pytest.mark.oracle, pytest.mark.xdist_group("torch-models")]
 
 
 def inputs() -> dict[str, np.ndarray]:
@@ -160,43 +158,6 @@ def inputs() -> dict[str, np.ndarray]:
         "segment_ids": (places < lengths).astype(np.int32),
         "token_types": (places >= lengths // 2).astype(np.int32),
     }
-
-
-def close(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """To 1e-4 of the largest value, or of one: two float32 implementations.
-
-    The gradient of a key's bias is zero but for rounding: no less than 1e-7 is compared.
-    """
-    largest = min(1.0, max(1e-3, float(np.abs(theirs).max())))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * largest)
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    reason = "the oracle: pip install torch transformers"
-    pytest.importorskip("torch", reason=reason)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        yield pytest.importorskip("transformers", reason=reason)
-
-
-@pytest.fixture(scope="module")
-def make(transformers, tmp_path_factory) -> Callable[..., tuple[Any, Path]]:
-    """Makes a random model of transformers, no bias or norm of it trivial, and saves it."""
-    import torch
-
-    def make(cls: str, **settings: Any) -> tuple[Any, Path]:
-        config = transformers.BertConfig(**{**SIZES, **settings})
-        model = getattr(transformers, cls)(config).eval()
-        generator = torch.Generator().manual_seed(0)
-        for name, parameter in model.named_parameters():
-            mean = float("LayerNorm.weight" in name)
-            parameter.data.normal_(mean, 0.2, generator=generator)
-        directory = tmp_path_factory.mktemp("model")
-        model.save_pretrained(directory)
-        return model, directory
-
-    return make
 
 
 def run(model: Any, data: dict[str, np.ndarray]) -> Any:
@@ -213,10 +174,12 @@ def run(model: Any, data: dict[str, np.ndarray]) -> Any:
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
 @pytest.mark.oracle
 @pytest.mark.xdist_group("torch-models")
-def test_an_imported_head_computes_the_same(activation, make, read_model):
+def test_an_imported_head_computes_the_same(activation, random_model, close, read_model):
     import torch
 
-    theirs, directory = make("BertForMaskedLM", hidden_act=activation)
+    theirs, directory = random_model(
+        "BertForMaskedLM", "BertConfig", **{**SIZES, "hidden_act": activation}
+    )
     ours, data = read_model(directory), inputs()
     valid = data["segment_ids"] != 0
     logits = run(theirs, data).logits
@@ -240,8 +203,8 @@ def test_an_imported_head_computes_the_same(activation, make, read_model):
 
 @pytest.mark.oracle
 @pytest.mark.xdist_group("torch-models")
-def test_an_imported_encoder_and_its_pooler_compute_the_same(make, read_model):
-    theirs, directory = make("BertModel")
+def test_an_imported_encoder_and_its_pooler_compute_the_same(random_model, close, read_model):
+    theirs, directory = random_model("BertModel", "BertConfig", **SIZES)
     ours, data = read_model(directory), inputs()
     expected = run(theirs, data)
     valid = data["segment_ids"] != 0
@@ -251,11 +214,11 @@ def test_an_imported_encoder_and_its_pooler_compute_the_same(make, read_model):
 
 @pytest.mark.oracle
 @pytest.mark.xdist_group("torch-models")
-def test_a_file_of_the_first_release_is_read(make, read_model, tmp_path):
+def test_a_file_of_the_first_release_is_read(random_model, close, read_model, tmp_path):
     """Norms with gamma and beta, and the tensors of the task of two sentences."""
     from safetensors.numpy import load_file, save_file
 
-    theirs, directory = make("BertForPreTraining")
+    theirs, directory = random_model("BertForPreTraining", "BertConfig", **SIZES)
     arrays = load_file(directory / "model.safetensors")
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -281,7 +244,7 @@ def test_a_file_of_the_first_release_is_read(make, read_model, tmp_path):
 @pytest.mark.oracle
 @pytest.mark.xdist_group("torch-models")
 def test_an_exported_model_computes_the_same(
-    member, name, transformers, of_config, write_model, tmp_path
+    member, name, transformers, of_config, write_model, close, tmp_path
 ):
     ours = of_config(experiments.get(member), load_family(f"hf:{name}"))
     directory = write_model(ours, tmp_path / "exported")
@@ -303,8 +266,8 @@ def test_an_exported_model_computes_the_same(
 
 @pytest.mark.oracle
 @pytest.mark.xdist_group("torch-models")
-def test_the_command_converts_both_ways_with_evidence(make, cli, tmp_path):
-    _, directory = make("BertForMaskedLM")
+def test_the_command_converts_both_ways_with_evidence(random_model, cli, tmp_path):
+    _, directory = random_model("BertForMaskedLM", "BertConfig", **SIZES)
     done = cli("convert", directory, "--out", tmp_path / "ours", "--verify", "always")
     assert done["family"] == "hf:BertForMaskedLM"
     assert done["max_abs_logit_difference"] < 1e-4

@@ -91,6 +91,26 @@ class Bert(NamedTuple):
         return tables + self.layers * (4 * dense + network + 2 * norm) + top
 
 
+class T5(NamedTuple):
+    """As ``Llama``; of 1.1 the networks have gates and the head is the model's own."""
+
+    total: int
+    dim: int
+    layers: int
+    heads: int
+    ffn: int
+    head_dim: int = 64
+    gated: bool = False
+
+    def count(self) -> int:
+        """Counts by hand, with no layer of ours."""
+        attention = 4 * self.dim * self.heads * self.head_dim + self.dim
+        network = (3 if self.gated else 2) * self.dim * self.ffn + self.dim
+        layers = self.layers * (3 * attention + 2 * network)  # one more attention in the decoder
+        stacks = 2 * (32 * self.heads + self.dim)
+        return 32_128 * self.dim * (2 if self.gated else 1) + layers + stacks
+
+
 def gemma(*sizes: int, head_dim: int = 256, qk_norm: bool = False) -> Llama:
     return Llama(*sizes, head_dim=head_dim, tied=True, qk_norm=qk_norm, norms=4)
 
@@ -169,6 +189,16 @@ PUBLISHED = {
     "bert-base": Bert(109_514_298, 768, 12, 3072),
     "bert-large": Bert(335_174_458, 1024, 24, 4096),
     "minilm-L6-v2": Bert(22_713_216, 384, 6, 1536, head=False),
+    "t5-small": T5(60_506_624, 512, 6, 8, 2048),
+    "t5-base": T5(222_903_552, 768, 12, 12, 3072),
+    "t5-large": T5(737_668_096, 1024, 24, 16, 4096),
+    "t5-3B": T5(2_851_598_336, 1024, 24, 32, 16_384, head_dim=128),
+    "t5-11B": T5(11_307_321_344, 1024, 24, 128, 65_536, head_dim=128),
+    "t5-v1.1-small": T5(76_961_152, 512, 8, 6, 1024, gated=True),
+    "t5-v1.1-base": T5(247_577_856, 768, 12, 12, 2048, gated=True),
+    "t5-v1.1-large": T5(783_150_080, 1024, 24, 16, 2816, gated=True),
+    "t5-v1.1-xl": T5(2_849_757_184, 2048, 24, 32, 5120, gated=True),
+    "t5-v1.1-xxl": T5(11_135_332_352, 4096, 24, 64, 10_240, gated=True),
     "afm-on-device": Llama(
         2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
     ),

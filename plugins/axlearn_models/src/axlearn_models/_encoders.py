@@ -124,8 +124,12 @@ def outputs_of(model: Any, state: Any, method: str, **inputs: Any) -> np.ndarray
 
 def _computed(cfg: Trainer.Config) -> dict[str, str]:
     model: Any = cfg.model.copy()
-    if "max_seq_len" in model.fields() and not isinstance(model.max_seq_len, int):
-        model.set(max_seq_len=cfg.seq_len)
+    if "max_seq_len" in model.fields():
+        # Only learned positions give a length a meaning.
+        has_table = bool(model.find(LearnedPositions.Config))
+        limit = model.max_seq_len
+        length = limit if isinstance(limit, int) else cfg.seq_len
+        model.set(max_seq_len=length if has_table else 1)
     for kind in (Attention.Config, CrossAttention.Config):
         for attention in model.find(kind).values():
             width = attention.head_dim or model.model_dim // attention.num_heads

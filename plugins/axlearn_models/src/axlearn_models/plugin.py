@@ -86,6 +86,20 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "minilm-L6-v2": "all-MiniLM-L6-v2, an encoder of sentences",
         "minilm-test": "MiniLM's structure, seconds on a laptop",
     },
+    "t5": {
+        "t5-small": "T5 small",
+        "t5-base": "T5 base",
+        "t5-large": "T5 large",
+        "t5-3B": "T5 3B",
+        "t5-11B": "T5 11B",
+        "t5-test": "T5's structure, seconds on a laptop",
+        "t5-v1.1-small": "T5 1.1 small, with gated networks",
+        "t5-v1.1-base": "T5 1.1 base",
+        "t5-v1.1-large": "T5 1.1 large",
+        "t5-v1.1-xl": "T5 1.1 XL",
+        "t5-v1.1-xxl": "T5 1.1 XXL",
+        "t5-v1.1-test": "T5 1.1's structure, seconds on a laptop",
+    },
     "afm": {
         "afm-on-device": "AFM-on-device, as far as it is published",
         "afm-server": "AFM-server's structure in a size chosen here",
@@ -125,6 +139,7 @@ _CONVERTERS = {
     "hf:Phi3ForCausalLM": ("phi3", "HuggingFacePhi3"),
     "hf:BertModel": ("bert", "HuggingFaceBert"),
     "hf:BertForMaskedLM": ("bert", "HuggingFaceBertMaskedLM"),
+    "hf:T5ForConditionalGeneration": ("t5", "HuggingFaceT5"),
     "gguf:llama": ("fuji", "GGUFLlama"),
     "npz:glassllm": ("glassllm", "GlassLM"),
 }

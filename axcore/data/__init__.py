@@ -3,7 +3,8 @@
 A source gives documents with random access; a tokenizer makes ids of them; ``TextInput`` splits off
 held-out documents, shuffles, packs and deals to rows, and its position is saved and restored
 exactly on any number of processes. ``TransformedTextInput`` makes another task of the same rows:
-``MaskedTokens``, ``SpanCorruption``, or a transform of your own.
+``MaskedTokens``, ``SpanCorruption``, or a transform of your own. ``ImageInput`` does the like for
+labelled images.
 
 grain is used where it earns its place: every source is a grain ``RandomAccessDataSource``, every
 grain ``MapDataset`` is a source (``GrainDataset``), and positions follow grain's iterator protocol.
@@ -15,6 +16,8 @@ from axcore.data._gguf_tokenizer import GGUFTokenizer
 from axcore.data._grain_dataset import GrainDataset
 from axcore.data._heldout import EvalBatches, HeldoutBatches
 from axcore.data._hf_tokenizer import HFTokenizer
+from axcore.data._image_input import HeldoutImages, ImageInput
+from axcore.data._images import BaseImageSource, DrawnNumbers, NpzImages
 from axcore.data._input import BaseInput, DocumentInput, TextInput, TransformedTextInput
 from axcore.data._iterator import BatchIterator, merge_states
 from axcore.data._json_lines import JsonLines
@@ -38,6 +41,7 @@ from axcore.data._tokenizers import BaseTokenizer, ByteTokenizer, load_tokenizer
 from axcore.data._transform import BaseTransform, BoundTransform
 
 __all__ = [
+    "BaseImageSource",
     "BaseInput",
     "BaseSource",
     "BaseTokenizer",
@@ -48,15 +52,19 @@ __all__ = [
     "ByteTokenizer",
     "Document",
     "DocumentInput",
+    "DrawnNumbers",
     "EvalBatches",
     "FileTokenizer",
     "GGUFTokenizer",
     "GrainDataset",
     "HFTokenizer",
     "HeldoutBatches",
+    "HeldoutImages",
+    "ImageInput",
     "JsonLines",
     "MaskedTokens",
     "Mixture",
+    "NpzImages",
     "Parquet",
     "PythonReference",
     "SentencePieceTokenizer",

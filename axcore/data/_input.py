@@ -29,7 +29,7 @@ _PROBED_PLACES = 16
 
 
 class BaseInput(Configurable, abc.ABC):
-    """The role of a trainer's input: batches of ``batch_size`` rows of ``seq_len`` tokens."""
+    """The role of a trainer's input: batches of ``batch_size`` rows, of ``seq_len`` tokens each."""
 
     class Config(Configurable.Config):
         """The batch's shape; by default the trainer's own."""
@@ -46,8 +46,8 @@ class BaseInput(Configurable, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def tokenizer(self) -> BaseTokenizer:
-        """What makes tokens of text."""
+    def tokenizer(self) -> BaseTokenizer | None:
+        """What makes tokens of text; None where there is no text."""
 
     @abc.abstractmethod
     def prepare(self) -> None:

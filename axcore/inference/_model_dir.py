@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,27 @@ class LoadedModel:
         trainer: Its module tree.
         model: The model, a child of the trainer.
         state: Parameters and state of the model.
-        tokenizer: What makes tokens of text.
         step: Finished steps of the checkpoint.
+        tokenizer_dir: Where the tokenizer is, if there is one.
+        trusted: Packages whose tokenizers may be read.
     """
 
     cfg: Any
     trainer: Any
     model: Module
     state: dict[str, Any]
-    tokenizer: BaseTokenizer
     step: int
+    tokenizer_dir: Path
+    trusted: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def tokenizer(self) -> BaseTokenizer:
+        """What makes tokens of text.
+
+        Raises:
+            DataError: The model has none, as one of images, or its file is damaged.
+        """
+        return load_tokenizer(self.tokenizer_dir, trusted=self.trusted)
 
 
 def load_model(
@@ -90,5 +102,4 @@ def load_model(
     if use_ema:
         specs = trainer.model.parameter_specs()
         state = trainer.learner.ema_params(arrays["learner"], state, specs)
-    tokenizer = load_tokenizer(run.tokenizer, trusted=tuple(packages))
-    return LoadedModel(cfg, trainer, trainer.model, state, tokenizer, found)
+    return LoadedModel(cfg, trainer, trainer.model, state, found, run.tokenizer, tuple(packages))

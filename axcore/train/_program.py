@@ -99,7 +99,7 @@ class Program:
         size = self.trainer.cfg.batch_size
         return {
             name: make_global_array(
-                rows, self.batch_sharding, (size, *rows.shape[1:]), rows=self.rows
+                rows, self._sharding_of(rows), (size, *rows.shape[1:]), rows=self.rows
             )
             for name, rows in batch.items()
         }
@@ -141,7 +141,16 @@ class Program:
         return self._eval.call(params, arrays)
 
     def _batch_shardings(self, batch: Any) -> Any:
-        return jax.tree.map(lambda _: self.batch_sharding, batch)
+        return jax.tree.map(self._sharding_of, batch)
+
+    def _sharding_of(self, array: Any) -> jax.sharding.NamedSharding:
+        """That of (rows, seq, ...) arrays, or of (rows,) ones such as labels."""
+        spec = self.batch_sharding.spec
+        if np.ndim(array) >= len(spec):
+            return self.batch_sharding
+        return jax.sharding.NamedSharding(
+            self.mesh, jax.sharding.PartitionSpec(*spec[: np.ndim(array)])
+        )
 
 
 def _check_rows(mesh: Any, sharding: Any, batch_size: int, accumulation_steps: int) -> None:

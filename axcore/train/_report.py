@@ -31,6 +31,7 @@ def sample(
     from axcore.inference import Generator, Sampling
 
     cfg, tokenizer = program.trainer.cfg, data.tokenizer
+    assert tokenizer is not None  # checked before the run
     generator = Generator(
         program.trainer.model,
         params,

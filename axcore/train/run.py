@@ -115,7 +115,8 @@ def train(
         changes: tuple[Change, ...] = ()
         if is_primary:
             changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
-            data.tokenizer.save(run.tokenizer)
+            if data.tokenizer is not None:
+                data.tokenizer.save(run.tokenizer)
         for change in changes:
             _log.warning("resuming with a changed config: %s", change)
         _log.info(
@@ -148,7 +149,14 @@ def _check_processes(config_text: str) -> None:
 def _check_prompt(trainer: Trainer, data: BaseInput) -> None:
     """The prompt is used after the last step, and must not cost the report of a whole run."""
     prompt = trainer.cfg.sample_prompt
-    if prompt is not None and len(data.tokenizer.encode(prompt)) == 0:
+    if prompt is not None and data.tokenizer is None:
+        raise TrainError(
+            f"{type(data).__name__} has no tokenizer for the prompt {prompt!r}",
+            code="AX706",
+            where="sample_prompt",
+            hint="None trains without a sample",
+        )
+    if prompt is not None and data.tokenizer is not None and not len(data.tokenizer.encode(prompt)):
         raise TrainError(
             f"the prompt {prompt!r} has no tokens",
             code="AX706",
@@ -167,13 +175,13 @@ def _check_sizes(trainer: Trainer, data: BaseInput) -> None:
             hint=f"set model.max_seq_len={seq_len}, or seq_len={limit}",
         )
     size = getattr(trainer.cfg.model, "vocab_size", None)
-    if isinstance(size, int) and size < data.tokenizer.vocab_size:
+    needed = 0 if data.tokenizer is None else data.tokenizer.vocab_size
+    if isinstance(size, int) and size < needed:
         raise TrainError(
-            f"the tokenizer makes ids up to {data.tokenizer.vocab_size - 1}, the model's "
-            f"vocab_size is {size}",
+            f"the tokenizer makes ids up to {needed - 1}, the model's vocab_size is {size}",
             code="AX702",
             where="model.vocab_size",
-            hint=f"set model.vocab_size={data.tokenizer.vocab_size}, or another input.tokenizer",
+            hint=f"set model.vocab_size={needed}, or another input.tokenizer",
         )
 
 
@@ -279,7 +287,8 @@ class _Run:
         except BaseException:
             weights.close()
             raise
-        if weights.tokenizer_differs(self.data.tokenizer):
+        tokenizer = self.data.tokenizer
+        if tokenizer is not None and weights.tokenizer_differs(tokenizer):
             _log.warning(
                 "the tokenizer in %s makes other ids than the experiment's: set input.tokenizer",
                 weights.run.tokenizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +19,21 @@ __all__ = ["unroll_layers", "unrolled"]
 
 def unroll_layers(cfg: Config) -> Config:
     """Replaces every scan over layers in a config by the layers one by one, in place."""
-    with warnings.catch_warnings():
-        # `unroll` of the scan has no meaning without it.
-        warnings.simplefilter("ignore", ConfigWarning)
-        return cfg.replace(RepeatedTransformer.Config, StackedTransformer.Config(), allow_none=True)
+    log = logging.getLogger("axcore.config")
+
+    def quiet(_: logging.LogRecord) -> bool:
+        return False  # how a model is run is no edit of the user's
+
+    log.addFilter(quiet)
+    try:
+        with warnings.catch_warnings():
+            # `unroll` of the scan has no meaning without it.
+            warnings.simplefilter("ignore", ConfigWarning)
+            return cfg.replace(
+                RepeatedTransformer.Config, StackedTransformer.Config(), allow_none=True
+            )
+    finally:
+        log.removeFilter(quiet)
 
 
 def unrolled(model: Module, state: Mapping[str, Any]) -> tuple[Module, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from axcore.config import Configurable
+from axcore.config import REQUIRED, Configurable, Required
 from axcore.data._order import indexed_hashes
 from axcore.data._source import digest_of
 from axcore.errors import DataError
@@ -64,7 +64,7 @@ class NpzImages(BaseImageSource):
     class Config(BaseImageSource.Config):
         """``images`` is uint8 (N, height, width) or (N, height, width, channels)."""
 
-        path: str
+        path: Required[str] = REQUIRED
         # Names of the arrays.
         images: str = "images"
         labels: str = "labels"

@@ -28,6 +28,8 @@ _log = logging.getLogger("axcore.convert")
 
 _ROWS = 2
 _TOKENS = 24
+# Of models that have no vocabulary: their families make inputs of other kinds from the ids.
+_IDS = 256
 _AUTO_PARAMETERS = 500_000_000
 # Differences that are refused, as a share of the largest output. Measured: two float32 programs of
 # the same 30-layer model differ by 1e-6 to 1e-5 of it; bfloat16 rounds parameters to 0.4 %.
@@ -204,7 +206,8 @@ def compare(
             raise CheckpointError(reason, code="AX623", where=str(source.path))
         return Comparison(None, reason)
     cfg = trainer.cfg.model
-    ids = prompt_ids(tokenizer, cfg.vocab_size, getattr(cfg, "max_seq_len", None))
+    vocab_size = getattr(cfg, "vocab_size", _IDS)
+    ids = prompt_ids(tokenizer, vocab_size, getattr(cfg, "max_seq_len", None))
     theirs = np.asarray(oracle(ids), np.float32)
     del oracle
     state = _restored(trainer, checkpoints, step)

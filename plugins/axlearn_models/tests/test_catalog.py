@@ -111,6 +111,25 @@ class T5(NamedTuple):
         return 32_128 * self.dim * (2 if self.gated else 1) + layers + stacks
 
 
+class ViT(NamedTuple):
+    """As ``Llama``; patches of 224 x 224 pixels in three colours, and 1,000 classes."""
+
+    total: int
+    dim: int
+    layers: int
+    ffn: int
+    patch: int
+
+    def count(self) -> int:
+        """Counts by hand, with no layer of ours."""
+        dense, norm = self.dim * self.dim + self.dim, 2 * self.dim
+        network = 2 * self.dim * self.ffn + self.ffn + self.dim
+        tokens = (224 // self.patch) ** 2 + 1
+        patches = 3 * self.patch**2 * self.dim + self.dim
+        first = patches + (tokens + 1) * self.dim  # positions and the class token
+        return first + self.layers * (4 * dense + network + 2 * norm) + norm + 1000 * (self.dim + 1)
+
+
 def gemma(*sizes: int, head_dim: int = 256, qk_norm: bool = False) -> Llama:
     return Llama(*sizes, head_dim=head_dim, tied=True, qk_norm=qk_norm, norms=4)
 
@@ -199,6 +218,9 @@ PUBLISHED = {
     "t5-v1.1-large": T5(783_150_080, 1024, 24, 16, 2816, gated=True),
     "t5-v1.1-xl": T5(2_849_757_184, 2048, 24, 32, 5120, gated=True),
     "t5-v1.1-xxl": T5(11_135_332_352, 4096, 24, 64, 10_240, gated=True),
+    "vit-B16": ViT(86_567_656, 768, 12, 3072, 16),
+    "vit-L16": ViT(304_326_632, 1024, 24, 4096, 16),
+    "vit-H14": ViT(632_045_800, 1280, 32, 5120, 14),
     "afm-on-device": Llama(
         2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
     ),

@@ -100,6 +100,12 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "t5-v1.1-xxl": "T5 1.1 XXL",
         "t5-v1.1-test": "T5 1.1's structure, seconds on a laptop",
     },
+    "vit": {
+        "vit-B16": "ViT-B/16, a classifier of images",
+        "vit-L16": "ViT-L/16",
+        "vit-H14": "ViT-H/14",
+        "vit-test": "ViT's structure, seconds on a laptop",
+    },
     "afm": {
         "afm-on-device": "AFM-on-device, as far as it is published",
         "afm-server": "AFM-server's structure in a size chosen here",
@@ -140,6 +146,7 @@ _CONVERTERS = {
     "hf:BertModel": ("bert", "HuggingFaceBert"),
     "hf:BertForMaskedLM": ("bert", "HuggingFaceBertMaskedLM"),
     "hf:T5ForConditionalGeneration": ("t5", "HuggingFaceT5"),
+    "hf:ViTForImageClassification": ("vit", "HuggingFaceViT"),
     "gguf:llama": ("fuji", "GGUFLlama"),
     "npz:glassllm": ("glassllm", "GlassLM"),
 }

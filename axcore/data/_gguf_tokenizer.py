@@ -61,6 +61,26 @@ class GGUFTokenizer(FileTokenizer):
         _ = made._conventions  # what is wrong with it is said now
         return made
 
+    def foreign_files(self) -> Mapping[str, bytes]:
+        """Returns a ``tokenizer.json`` or a ``tokenizer.model``, and the settings beside it."""
+        said, backend = self._conventions, self._backend
+        data = parse_json(self._files[_FILE], self._where)
+        ids = {"bos": said.bos_id, "eos": said.eos_id, "pad": said.pad_id}
+        names = {k: backend.name_of(i) for k, i in ids.items() if i is not None}
+        settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
+        settings["add_bos_token"] = said.add_bos
+        if said.chat_template is not None:
+            settings["chat_template"] = said.chat_template
+        if data["tokenizer.ggml.model"] == "gpt2":
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+            opening = (names["bos"], said.bos_id) if said.add_bos and "bos" in names else None
+            name, main = "tokenizer.json", self._byte_level_bpe(data, opening).encode()
+        else:
+            settings["tokenizer_class"] = "LlamaTokenizer"
+            name, main = "tokenizer.model", self._sentencepiece(data)
+        beside = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        return {name: main, "tokenizer_config.json": beside.encode()}
+
     @property
     def _where(self) -> str:
         return str(self._loaded_from or self.cfg.path or "GGUF metadata")
@@ -113,8 +133,10 @@ class GGUFTokenizer(FileTokenizer):
 
     # -- gpt2 --------------------------------------------------------------------------------
 
-    def _byte_level_bpe(self, data: Mapping[str, Any]) -> str:
-        """Returns the ``tokenizer.json`` of byte-level BPE."""
+    def _byte_level_bpe(
+        self, data: Mapping[str, Any], opening: tuple[str, int | None] | None = None
+    ) -> str:
+        """Returns the ``tokenizer.json`` of byte-level BPE; ``opening`` starts every text."""
         tokens, types = self._tokens(data)
         merges = self._list(data, "tokenizer.ggml.merges", str)
         pre = data.get("tokenizer.ggml.pre", "default")
@@ -152,6 +174,12 @@ class GGUFTokenizer(FileTokenizer):
 
         made.add_tokens(added(_USER_DEFINED))
         made.add_special_tokens(added(_CONTROL, _UNKNOWN))
+        if opening is not None:
+            made.post_processor = tokenizers.processors.TemplateProcessing(
+                single=f"{opening[0]} $A",
+                pair=f"{opening[0]} $A {opening[0]} $B",
+                special_tokens=[opening],
+            )
         return made.to_str()
 
     # -- llama -------------------------------------------------------------------------------

@@ -326,6 +326,10 @@ class FileTokenizer(BaseTokenizer):
             atomic_write(path / name, content)
         super().save(path)
 
+    def foreign_files(self) -> Mapping[str, bytes]:
+        """Returns the files as they were read."""
+        return dict(self._files)
+
     def _saved_config(self) -> BaseTokenizer.Config:
         return self.cfg.copy().set(path=None)
 

@@ -127,6 +127,12 @@ class BaseTokenizer(Configurable, abc.ABC):
         text = json.dumps(record, indent=2) + "\n"
         (path / _FILE_NAME).write_text(text, encoding="utf-8")
 
+    def foreign_files(self) -> Mapping[str, bytes]:
+        """Returns the files in which other libraries keep this tokenizer, by name; an export writes
+        them. None by default.
+        """
+        return {}
+
     def _saved_config(self) -> Config:
         """The configuration that finds its files beside itself."""
         return self.cfg

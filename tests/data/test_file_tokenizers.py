@@ -187,6 +187,33 @@ def test_gguf_metadata_give_the_tokens_of_the_original(tokenizers):
     check()
 
 
+@pytest.mark.parametrize(
+    ("kind", "original", "changes"),
+    [
+        (HFTokenizer, "hf", {"tokenizer.ggml.add_bos_token": True}),
+        (SentencePieceTokenizer, "sentencepiece", {}),
+    ],
+    ids=["gpt2", "llama"],
+)
+def test_gguf_metadata_become_files_that_others_read(sources, tmp_path, kind, original, changes):
+    path = sources / original
+    metadata = (
+        _gguf_of(path)
+        if original == "hf"
+        else _sentencepiece_gguf((path / "tokenizer.model").read_bytes())
+    )
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    ours = GGUFTokenizer.from_metadata({**metadata, **changes, "tokenizer.chat_template": template})
+    for name, content in ours.foreign_files().items():
+        (tmp_path / name).write_bytes(content)
+    read = kind.Config(path=str(tmp_path)).instantiate()
+    chat = [{"role": "user", "content": "über the mat"}]
+    assert read.encode_prompt("the cat").tolist() == ours.encode_prompt("the cat").tolist()
+    assert read.encode_chat(chat).tolist() == ours.encode_chat(chat).tolist()
+    assert (read.bos_id, read.eos_id) == (ours.bos_id, ours.eos_id)
+    assert read.encode_prompt("the cat")[0] == ours.bos_id
+
+
 def test_prompts_open_with_bos_where_the_tokenizer_says_so(tokenizers):
     for kind, opens in dict(hf=False, tiktoken=True, sentencepiece=True).items():
         tokenizer = tokenizers[kind]

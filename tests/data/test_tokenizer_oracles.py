@@ -99,6 +99,20 @@ def test_gguf_bpe_is_that_of_the_definition(smollm):
     assert smollm.encode("Hello world").tolist() == encode("Hello world")
 
 
+def test_a_gguf_tokenizer_is_exported_as_transformers_reads_it(smollm, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    for name, content in smollm.foreign_files().items():
+        (tmp_path / name).write_bytes(content)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    text = "def f(x):\n    return 12345  # naïve 日本語"
+    assert theirs.encode(text) == smollm.encode(text).tolist()
+    assert theirs.eos_token_id == smollm.eos_id
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert ids == smollm.encode_chat(chat).tolist()
+
+
 def test_a_real_gguf_tokenizer_survives_a_round_trip(smollm):
     @given(TEXT)
     @settings(max_examples=50)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -27,10 +27,13 @@ from axcore.config import Config, author
 from axcore.errors import CheckpointError
 from axcore.plugins import host
 
+if TYPE_CHECKING:
+    from axcore.data import BaseTokenizer
+
 __all__ = ["export"]
 
 _BLOCK_BYTES = 1 << 25
-# What of a tokenizer's files other libraries read.
+# What other libraries read of a tokenizer's directory besides what the tokenizer says itself.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -122,8 +125,9 @@ def export(
         with new_directory(out, size_bytes=size) as partial:
             mapped = _write_tensors(partial, items, targets, heads, saved, params, progress)
             stored = next(iter(targets.values())).dtype if targets else "float32"
-            _write_settings(partial, found, settings, stored)
-            files, generation = _write_tokenizer(partial, run.tokenizer, earlier)
+            tokenizer = _tokenizer(run.tokenizer, tuple(trusted))
+            files, generation = _write_tokenizer(partial, run.tokenizer, tokenizer, earlier)
+            _write_settings(partial, found, settings, stored, generation or {})
             with SafetensorsSource(partial) as written:
                 comparison = compare(
                     found,
@@ -131,7 +135,7 @@ def export(
                     trainer,
                     run.checkpoints,
                     step=chosen,
-                    tokenizer=_tokenizer(run.tokenizer, tuple(trusted)),
+                    tokenizer=tokenizer,
                     verify=verify,
                 )
             report = ConversionReport(
@@ -355,33 +359,43 @@ def _blocks(array: np.ndarray, dtype: np.dtype[Any], name: str) -> Iterable[memo
 
 
 def _write_settings(
-    root: Path, family: ModelFamily, settings: Mapping[str, Any], dtype: str
+    root: Path,
+    family: ModelFamily,
+    settings: Mapping[str, Any],
+    dtype: str,
+    generation: Mapping[str, Any],
 ) -> None:
     made = {"architectures": [family.architecture], **settings}
+    if generation:
+        # Left out, the ids would be the defaults of the foreign class.
+        for name in ("bos_token_id", "eos_token_id"):
+            made.setdefault(name, generation.get(name))
     # Older versions of transformers know the first name only, newer ones prefer the second.
     made.setdefault("torch_dtype", dtype)
     _write_json(root / "config.json", made)
 
 
 def _write_tokenizer(
-    root: Path, tokenizer: Path, earlier: Mapping[str, Any]
+    root: Path, directory: Path, tokenizer: BaseTokenizer | None, earlier: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, Any] | None]:
-    """Copies what other libraries read; returns the names and the generation settings."""
-    files: list[str] = []
+    """Writes what other libraries read; returns the names and the generation settings."""
+    found = {} if tokenizer is None else dict(tokenizer.foreign_files())
+    found.pop("generation_config.json", None)
     for name in _TOKENIZER_FILES:
-        if (tokenizer / name).is_file():
-            (root / name).write_bytes((tokenizer / name).read_bytes())
-            files.append(name)
+        if name not in found and (directory / name).is_file():
+            found[name] = (directory / name).read_bytes()
+    for name, content in found.items():
+        (root / name).write_bytes(content)
     generation = earlier.get("generation_config")
-    if generation is None and (tokenizer / "generation_config.json").is_file():
-        generation = json.loads((tokenizer / "generation_config.json").read_text("utf-8"))
-    if generation is None and (tokenizer / "axcore_tokenizer.json").is_file():
-        record = json.loads((tokenizer / "axcore_tokenizer.json").read_text("utf-8"))
+    if generation is None and (directory / "generation_config.json").is_file():
+        generation = json.loads((directory / "generation_config.json").read_text("utf-8"))
+    if generation is None and (directory / "axcore_tokenizer.json").is_file():
+        record = json.loads((directory / "axcore_tokenizer.json").read_text("utf-8"))
         ids = {f"{n}_token_id": record.get(f"{n}_id") for n in ("bos", "eos", "pad")}
         generation = {key: value for key, value in ids.items() if value is not None}
     if generation:
         _write_json(root / "generation_config.json", generation)
-    return files, generation
+    return sorted(found), generation
 
 
 def _tokenizer(directory: Path, trusted: tuple[str, ...]) -> Any:

@@ -261,6 +261,7 @@ def test_an_export_gives_the_source_back(write_hf, tensors, out, tmp_path, shard
     settings = json.loads((back / "config.json").read_text())
     assert settings["architectures"] == ["ToyForCausalLM"] and settings["hidden_size"] == 16
     assert json.loads((back / "generation_config.json").read_text())["eos_token_id"] == 257
+    assert (settings["bos_token_id"], settings["eos_token_id"]) == (BYTES.bos_id, BYTES.eos_id)
     quick(back, tmp_path / "again")
     np.testing.assert_array_equal(logits(tmp_path / "again"), logits(out))
 

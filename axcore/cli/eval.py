@@ -138,11 +138,10 @@ class _Texts:
     """The part of an input that evalers use, over whole text files."""
 
     def __init__(self, args: argparse.Namespace, loaded: Any):
-        from axcore.data import TextFiles
+        from axcore.data import DocumentInput, TextFiles
 
         self._source = TextFiles.Config(paths=tuple(args.text)).instantiate()
         self._source.prepare()
-        self._tokenizer = loaded.tokenizer
         cfg = loaded.trainer.cfg
         self.batch_size: int = args.batch_size or cfg.batch_size
         self.seq_len: int = args.context or cfg.seq_len
@@ -153,7 +152,26 @@ class _Texts:
                 code="AX833",
                 hint=f"set --context to at most {limit}",
             )
-        self.stride: int = args.stride or max(1, self.seq_len // 2)
+        shape = {"batch_size": self.batch_size, "seq_len": self.seq_len}
+        data = cfg.input.copy().set(**shape).instantiate()
+        if not isinstance(data, DocumentInput):
+            raise CliError(
+                f"the run's input, {type(data).__name__}, reads no text",
+                code="AX833",
+                hint="leave out --text to evaluate on what the run held out",
+            )
+        self._tokenizer = loaded.tokenizer
+        # Another task than the next token is made of rows, as in training.
+        self._task = None if data.transform is None else data
+        self.stride: int | None = args.stride or max(1, self.seq_len // 2)
+        if self._task is not None:
+            if args.stride:
+                raise CliError(
+                    "--stride is for models that predict the next token",
+                    code="AX833",
+                    hint="leave it out: rows of other tasks do not overlap",
+                )
+            self.stride = None
 
     def heldout(
         self, rows: Sequence[int] | None = None, *, max_documents: int | None = None
@@ -162,6 +180,8 @@ class _Texts:
         from axcore.data import StridedBatches
 
         del max_documents
+        if self._task is not None:
+            return self._task.batches_of(self._source, self._tokenizer, rows)
         return StridedBatches(
             self._source,
             self._tokenizer,

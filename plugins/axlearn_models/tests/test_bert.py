@@ -133,6 +133,11 @@ def test_a_test_member_trains_and_evaluates(cli, tmp_path):
     assert "bits_per_byte" not in done["eval"]
     again = cli("eval", "--from", out)
     assert again["metrics"]["loss"] == pytest.approx(done["eval"]["loss"], rel=1e-5)
+    (tmp_path / "text.txt").write_text("Some bytes are hidden and have to be told. " * 50)
+    text = cli("eval", "--from", out, "--text", tmp_path / "text.txt")
+    # Hidden bytes of 2,151 in all, not the next one of each; the end that closes the text is cut.
+    assert text["metrics"]["num_targets"] == pytest.approx(0.15 * 2150, rel=0.1)
+    assert "bits_per_byte" not in text["metrics"]
 
 
 # -- against transformers --------------------------------------------------------------------------

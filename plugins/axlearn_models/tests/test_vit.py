@@ -94,6 +94,11 @@ def test_a_test_member_trains_and_evaluates(cli, tmp_path):
     assert not (out / "tokenizer").exists()
     again = cli("eval", "--from", out)
     assert again["metrics"]["loss"] == pytest.approx(done["eval"]["loss"], rel=1e-5)
+    (tmp_path / "text.txt").write_text("no image")
+    with pytest.raises(AssertionError, match="AX833"):
+        cli("eval", "--from", out, "--text", tmp_path / "text.txt")
+    with pytest.raises(AssertionError, match="AX530"):
+        cli("generate", "--from", out, "--prompt", "A", "--max-tokens", 2)
 
 
 def test_images_of_a_file_are_learned_on_simulated_devices(cli, tmp_path):

@@ -74,6 +74,23 @@ class HFTokenizer(FileTokenizer):
 
     main_files = ("tokenizer.json",)
 
+    @classmethod
+    def from_content(cls, content: str, beside: Mapping[str, str] | None = None) -> HFTokenizer:
+        """Returns the tokenizer of a ``tokenizer.json`` that is not on disk.
+
+        Args:
+            content: The file's text.
+            beside: Texts of the files that would lie beside it, by name.
+
+        Raises:
+            DataError: It cannot be read (AX534).
+        """
+        made = cls(cls.Config())
+        files = {cls.main_files[0]: content, **(beside or {})}
+        made._given = {name: text.encode() for name, text in files.items()}
+        _ = made._conventions  # what is wrong with it is said now
+        return made
+
     def _make_backend(self, files: Mapping[str, bytes]) -> Backend:
         return TokenizersBackend(files["tokenizer.json"].decode("utf-8"))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from axcore.errors import CheckpointError
 from axcore.inference import load_model
 
 pytestmark = [pytest.mark.oracle, pytest.mark.xdist_group("torch-models")]
@@ -55,10 +56,32 @@ def test_a_model_goes_in_and_comes_out_with_the_same_bits(family, cli, tmp_path,
 def test_an_npz_archive_becomes_a_model_directory_with_evidence(cli, tmp_path):
     glassllm = pytest.importorskip("glassllm", reason="the oracle: pip install glassllm==0.1.0")
     source = Path(glassllm.__file__).parent / "weights" / "en.npz"
-    done = cli("convert", source, "--out", tmp_path / "ours", "--tokenizer", "byte")
+    done = cli("convert", source, "--out", tmp_path / "ours")
     assert done["max_abs_logit_difference"] < 1e-4
     with np.load(source) as archive:
         assert done["tensors"] == len(archive.files) - 1  # one of them holds the settings
         embedding = archive["E"].astype(np.float32)
     loaded = load_model(tmp_path / "ours")
     np.testing.assert_array_equal(loaded.state["embedding"]["weight"], embedding)
+
+    ours, theirs = loaded.tokenizer, glassllm.load_pretrained("en")[1]
+    text = "It was\n\n  the best of times, “said” the naïve 日本 cafe\u0301; <eos> is text"
+    assert ours.encode(text).tolist() == theirs.encode(text)
+    known = "Alice was beginning\n to get very  tired"
+    assert ours.decode(ours.encode(known)) == known == theirs.decode(theirs.encode(known))
+    assert (ours.vocab_size, ours.pad_id, ours.bos_id, ours.eos_id) == (1024, 0, 2, 3)
+    answer = cli("generate", "--from", tmp_path / "ours", "--prompt", "Alice", "--max-tokens", 12)
+    ids = np.asarray([theirs.encode("Alice")])
+    model = glassllm.load_pretrained("en")[0]
+    for _ in range(12):
+        ids = np.append(ids, [[model(ids).data[0, -1].argmax()]], axis=1)
+    assert answer["text"] == theirs.decode(ids[0, -12:].tolist())
+
+
+def test_a_damaged_tokenizer_beside_an_archive_is_named(tmp_path):
+    from axlearn_models.glassllm.tokenizer import tokenizer_beside
+
+    (tmp_path / "en.tokenizer.json").write_text('{"alphabet": ["a"], "merges": [["a"]]}')
+    with pytest.raises(CheckpointError, match=r"en\.tokenizer\.json"):
+        tokenizer_beside(tmp_path / "en.npz")
+    assert tokenizer_beside(tmp_path / "pt.npz") is None

@@ -22,10 +22,12 @@ from axcore.checkpoint.convert import (
     TensorRule,
     TensorSource,
 )
+from axcore.data import BaseTokenizer
 from axcore.errors import CheckpointError
 from axcore.train import Trainer
 from axlearn_models._hugging_face import check_all_read, settings_of
 from axlearn_models._llama_like import initialized, normalized, resized, rope_of
+from axlearn_models.glassllm.tokenizer import tokenizer_beside
 
 __all__ = ["GlassLM"]
 
@@ -82,6 +84,10 @@ class GlassLM(ModelFamily):
                 for name, (path, layout) in matrices.items()
             ),
         ]
+
+    def tokenizer(self, source: TensorSource) -> BaseTokenizer | None:
+        """See :meth:`ModelFamily.tokenizer`; the package keeps it in a file beside the archive."""
+        return tokenizer_beside(source.path)
 
     def matches(self, source: TensorSource) -> bool:
         """Tells whether the archive names a glassllm's settings and tensors."""

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 
 from axcore.config import REQUIRED, Required
+from axcore.errors import ModuleError
 from axcore.layers.attention import Attention
 from axcore.layers.norm import LayerNorm
 from axcore.layers.roles import (
@@ -18,7 +19,7 @@ from axcore.layers.roles import (
 )
 from axcore.layers.stack import BaseStack, RepeatedTransformer
 from axcore.layers.transformer import TransformerLayer
-from axcore.ops.masks import Full
+from axcore.ops.masks import Causal, Full
 
 __all__ = ["Decoder", "Encoder"]
 
@@ -77,7 +78,8 @@ class Decoder(BaseDecoder):
 class Encoder(Decoder):
     """A decoder whose layers, unless replaced, see the whole sequence.
 
-    An attention of one's own states ``mask=Full()`` too: the mask belongs to the attention.
+    An attention of one's own states its mask, ``mask=Full()`` for instance: the mask belongs to the
+    attention, whose default is causal and is refused here. A causal mask that is stated is taken.
     """
 
     class Config(Decoder.Config):
@@ -86,3 +88,18 @@ class Encoder(Decoder):
         layer: BaseTransformerLayer.Config | tuple[BaseTransformerLayer.Config, ...] = (
             TransformerLayer.Config(attention=Attention.Config(mask=Full()))
         )
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        layers = cfg.layer if isinstance(cfg.layer, tuple) else (cfg.layer,)
+        for layer in layers:
+            for path, attention in layer.find(Attention.Config).items():
+                is_default = attention.set_by("mask").kind == "default"
+                if is_default and Causal() in attention.mask.parts():
+                    raise ModuleError(
+                        f"{path} of an encoder's layer has the default mask, {attention.mask}, so "
+                        "that no token would see a later one",
+                        code="AX376",
+                        where=self.config_path or self.path,
+                        hint="state it: mask=Full(), or mask=Causal() if that is meant",
+                    )

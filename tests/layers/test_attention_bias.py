@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused():
         )
     layer = TransformerLayer.Config(
         attention=Attention.Config(
-            num_heads=2, bias=RelativePositionBias.Config(table="relative_position")
+            num_heads=2, mask=Full(), bias=RelativePositionBias.Config(table="relative_position")
         )
     )
     module = Encoder.Config(input_dim=8, num_layers=1, layer=layer).instantiate(name="m")

@@ -21,7 +21,7 @@ from axcore.layers import (
     TransformerLayer,
     VisionTransformer,
 )
-from axcore.ops import Full
+from axcore.ops import Causal, Full
 
 LAYER = TransformerLayer.Config(attention=Attention.Config(num_heads=2, mask=Full()))
 RNG = np.random.default_rng(0)
@@ -53,6 +53,17 @@ def call(module, state, method="forward", **inputs):
         lambda s, i: functional(module, state=s, inputs=i, is_training=False, method=method)
     )
     return run(state, inputs)
+
+
+def test_an_encoder_refuses_a_causal_mask_that_nobody_stated():
+    def make(**fields):
+        layer = TransformerLayer.Config(attention=Attention.Config(num_heads=2, **fields))
+        return Encoder.Config(input_dim=8, num_layers=1, layer=layer).instantiate(name="m")
+
+    with pytest.raises(ModuleError, match="attention of an encoder's layer has the default mask"):
+        make()
+    make(mask=Causal())
+    make(mask=Full())
 
 
 def test_an_encoder_sees_both_ways_but_no_padding(text):

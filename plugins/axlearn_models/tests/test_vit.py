@@ -115,7 +115,7 @@ def test_images_of_a_file_are_learned_on_simulated_devices(cli, tmp_path):
 @pytest.mark.slow
 def test_the_test_member_learns_to_read_digits(cli, tmp_path):
     done = cli("train", "vit-test", "--out", tmp_path / "run")
-    assert done["eval"]["accuracy"] > 0.5  # a tenth by chance
+    assert done["eval"]["accuracy"] > 0.3  # a tenth by chance, of 200 images
 
 
 # -- against transformers --------------------------------------------------------------------------

@@ -112,4 +112,5 @@ def vit_test() -> Trainer.Config:
     model: Any = cfg.model
     model.set(image_size=16, patch_size=4, num_channels=1, num_classes=10)
     cfg.input.set(source=DrawnNumbers.Config())
+    cfg.set_path("evalers.heldout.max_documents", None)
     return cfg.set(batch_size=32, seq_len=17)

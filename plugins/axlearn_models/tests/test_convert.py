@@ -216,3 +216,12 @@ def test_every_parameter_has_one_tensor_and_comes_back_from_it(member, name, of_
         again = item.transform.to_foreign(back)
         for n, array in zip(item.foreign, again, strict=True):
             np.testing.assert_array_equal(array, arrays[n])
+
+
+def test_dropout_of_attention_weights_is_left_out_aloud(caplog):
+    family = load_family("hf:GPT2LMHeadModel")
+    settings = family.foreign_config(experiments.get("gpt2-test"))
+    family.config(settings, {})
+    assert not caplog.records
+    family.config({**settings, "attn_pdrop": 0.1}, {})
+    assert "attn_pdrop = 0.1 is left out" in caplog.text

@@ -6,6 +6,7 @@ that nobody read and that says something (``None``, ``False`` and empty ones say
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ __all__ = [
     "cannot_say",
     "check_all_read",
     "given",
+    "leave_attention_dropout",
     "llama_like_from",
     "llama_like_rules",
     "llama_like_to",
@@ -70,6 +72,7 @@ _HARMLESS = (
     "transformers_version",
     "use_cache",
 )
+_log = logging.getLogger("axcore.convert")
 _LAYER, _OURS = "model.layers.{i}", "decoder/layer/{i}"
 _KINDS = {
     "model": CausalLM.Config,
@@ -96,6 +99,18 @@ def given(settings: Settings, key: str, kind: type, default: Any) -> Any:
         CheckpointError: It has another type (AX614).
     """
     return default if settings.get(key) is None else settings.require(key, kind)
+
+
+def leave_attention_dropout(settings: Settings, key: str) -> None:
+    """Reads a rate at which attention weights are dropped in training, and says that none is here.
+
+    What the model computes is the same; a run that goes on training it is regularized less.
+    """
+    rate = given(settings, key, float, 0.0)
+    if rate:
+        _log.warning(
+            "%s = %s is left out: attention weights are not dropped in training here", key, rate
+        )
 
 
 def llama_like_from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:

@@ -24,7 +24,12 @@ from axcore.checkpoint.convert import (
 from axcore.layers import FirstTokenPooler, LayerNorm, Linear, Normal
 from axcore.train import Trainer
 from axlearn_models._encoders import exported, initialized, linear_rules, outputs_of, sized
-from axlearn_models._hugging_face import cannot_say, check_all_read, settings_of
+from axlearn_models._hugging_face import (
+    cannot_say,
+    check_all_read,
+    leave_attention_dropout,
+    settings_of,
+)
 from axlearn_models._oracle import transformers_model
 
 __all__ = ["HuggingFaceBert", "HuggingFaceBertMaskedLM"]
@@ -131,8 +136,8 @@ def _from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
     settings.expect("add_cross_attention", False, default=False)
     settings.expect("chunk_size_feed_forward", 0, default=0)
     settings.expect("tie_word_embeddings", True, default=True)
-    # In training alone.
-    settings.skip("attention_probs_dropout_prob", "classifier_dropout", "gradient_checkpointing")
+    leave_attention_dropout(settings, "attention_probs_dropout_prob")
+    settings.skip("classifier_dropout", "gradient_checkpointing")  # in training alone
     sized(
         cfg,
         model_dim=settings.require("hidden_size", int),

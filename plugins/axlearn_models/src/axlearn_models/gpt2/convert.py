@@ -26,7 +26,13 @@ from axcore.checkpoint.convert import (
 from axcore.layers import Dropout, LayerNorm, LMHead, Normal
 from axcore.train import Trainer
 from axlearn_models._export import layers_to_say, verified
-from axlearn_models._hugging_face import cannot_say, check_all_read, given, settings_of
+from axlearn_models._hugging_face import (
+    cannot_say,
+    check_all_read,
+    given,
+    leave_attention_dropout,
+    settings_of,
+)
 from axlearn_models._llama_like import initialized, resized
 from axlearn_models.gpt2.config import residual_deviation
 
@@ -37,7 +43,7 @@ _ACTIVATIONS |= {"relu": "relu", "silu": "silu"}
 
 
 class HuggingFaceGPT2(ModelFamily):
-    """``GPT2LMHeadModel``. Dropout of the attention weights, in training alone, is not kept."""
+    """``GPT2LMHeadModel``. Dropout of the attention weights is not kept."""
 
     architecture = "GPT2LMHeadModel"
 
@@ -47,7 +53,8 @@ class HuggingFaceGPT2(ModelFamily):
         settings.expect("model_type", "gpt2")
         settings.expect("add_cross_attention", False, default=False)
         settings.expect("scale_attn_by_inverse_layer_idx", False, default=False)
-        settings.skip("attn_pdrop", "reorder_and_upcast_attn", "task_specific_params", "n_ctx")
+        leave_attention_dropout(settings, "attn_pdrop")
+        settings.skip("reorder_and_upcast_attn", "task_specific_params", "n_ctx")
         settings.skip(*(name for name in settings if name.startswith("summary_")))
         limit = settings.require("n_positions", int)
         cfg = resized(

@@ -22,7 +22,12 @@ from axcore.checkpoint.convert import (
 from axcore.layers import Dropout, LayerNorm
 from axcore.train import Trainer
 from axlearn_models._encoders import exported, initialized, linear_rules, outputs_of, sized
-from axlearn_models._hugging_face import cannot_say, check_all_read, settings_of
+from axlearn_models._hugging_face import (
+    cannot_say,
+    check_all_read,
+    leave_attention_dropout,
+    settings_of,
+)
 from axlearn_models._oracle import transformers_model
 
 __all__ = ["HuggingFaceViT"]
@@ -56,7 +61,8 @@ class HuggingFaceViT(ModelFamily):
         settings = settings_of(foreign)
         settings.expect("model_type", "vit")
         # In training alone, or of other heads.
-        settings.skip("attention_probs_dropout_prob", "encoder_stride", "pooler_act")
+        leave_attention_dropout(settings, "attention_probs_dropout_prob")
+        settings.skip("encoder_stride", "pooler_act")
         settings.skip("pooler_output_size", "tie_word_embeddings", "chunk_size_feed_forward")
         cfg = sized(
             experiments.get("vit-B16"),

@@ -66,10 +66,11 @@ class Tied:
 
 @dataclasses.dataclass(frozen=True)
 class Ignored:
-    """Foreign tensors that are no parameters: constants that some versions of a file hold.
+    """Foreign tensors that are not read: constants that some versions of a file hold, or a part
+    that the family does not have.
 
     Attributes:
-        foreign: Name; placeholders stand for numbers.
+        foreign: Name; placeholders stand for numbers, and ``*`` at the end for any text.
         reason: Why nothing is lost, for the report.
     """
 
@@ -282,6 +283,8 @@ def _left_out(
         if isinstance(rule, TensorRule | OptionalPrefix | FormerSuffix):
             continue
         pattern = _compiled(rule.foreign)
+        if isinstance(rule, Ignored) and rule.foreign.endswith("*"):
+            pattern = re.compile(_compiled(rule.foreign[:-1]).pattern + ".*")
         for name in infos:
             match = pattern.fullmatch(name)
             if match is None or name in used:

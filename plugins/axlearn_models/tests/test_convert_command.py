@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from axcore.checkpoint.convert import export
 from axcore.errors import CheckpointError
 from axcore.inference import load_model
 
@@ -51,6 +52,36 @@ def test_a_model_goes_in_and_comes_out_with_the_same_bits(family, cli, tmp_path,
     for name, weight in first.state_dict().items():
         assert torch.equal(weights[name], weight), name
     assert last.config.rope_parameters == first.config.rope_parameters
+
+
+def test_the_text_of_a_model_with_images_is_read(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    reason = "the oracle: pip install torch transformers"
+    torch = pytest.importorskip("torch", reason=reason)
+    transformers = pytest.importorskip("transformers", reason=reason)
+    text = SIZES | dict(
+        head_dim=16, sliding_window=8, num_hidden_layers=3, sliding_window_pattern=3
+    )
+    images = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    images |= dict(image_size=28, patch_size=14)
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=4)
+    )
+    model.save_pretrained(tmp_path / "first")
+    settings = json.loads((tmp_path / "first" / "config.json").read_text())
+    for name in ("rms_norm_eps", "query_pre_attn_scalar"):  # as published files do
+        del settings["text_config"][name]
+    (tmp_path / "first" / "config.json").write_text(json.dumps(settings))
+
+    done = cli("convert", tmp_path / "first", "--out", tmp_path / "ours", "--verify", "always")
+    assert done["max_abs_logit_difference"] < 1e-4
+    report = json.loads((tmp_path / "ours" / "conversion.json").read_text())
+    assert not report["settings_unread"]
+    assert "vision_tower.head.probe" in report["ignored"]
+    with pytest.raises(CheckpointError, match="part for images"):
+        export(tmp_path / "ours", tmp_path / "back")
+    export(tmp_path / "ours", tmp_path / "back", family="Gemma3ForCausalLM", verify="never")
 
 
 def test_an_npz_archive_becomes_a_model_directory_with_evidence(cli, tmp_path):

@@ -140,6 +140,7 @@ _CONVERTERS = {
     "hf:GPT2LMHeadModel": ("gpt2", "HuggingFaceGPT2"),
     "hf:Gemma2ForCausalLM": ("gemma2", "HuggingFaceGemma2"),
     "hf:Gemma3ForCausalLM": ("gemma3", "HuggingFaceGemma3"),
+    "hf:Gemma3ForConditionalGeneration": ("gemma3", "HuggingFaceGemma3WithImages"),
     "hf:MistralForCausalLM": ("mistral", "HuggingFaceMistral"),
     "hf:Olmo2ForCausalLM": ("olmo2", "HuggingFaceOlmo2"),
     "hf:Phi3ForCausalLM": ("phi3", "HuggingFacePhi3"),

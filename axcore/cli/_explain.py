@@ -123,6 +123,10 @@ def text(data: Mapping[str, Any]) -> str:
         f"set by {_who(k['set_by'])}"
         for k in rules["kept"]
     ]
+    lines += [
+        f"    option {o['key']} = {o['value']!r}  by {o['name']}  ({o['reason']})"
+        for o in rules["options"]
+    ]
     lines.append(f"active for it: {', '.join(rules['distributions'])}")
     if rules["candidates"]:
         named = ", ".join(f"{kind} {name}" for kind, name in rules["candidates"])

@@ -8,7 +8,9 @@ Nothing here is known to layers: they call ``ctx.constrain(x, axes)`` and ``ctx.
 from axcore.parallel.arrays import make_global_array, process_rows
 from axcore.parallel.axes import LOGICAL_AXES, MESH_AXES, Axis, AxisRule
 from axcore.parallel.compiling import CompiledStep, MemoryUse, compile_step
+from axcore.parallel.fit import RematChoice, fully_sharded
 from axcore.parallel.instance_rules import (
+    AppliedOption,
     AppliedRule,
     Kept,
     RuleChange,
@@ -51,6 +53,7 @@ __all__ = [
     "DEFAULT_PARAM_RULES",
     "LOGICAL_AXES",
     "MESH_AXES",
+    "AppliedOption",
     "AppliedRule",
     "ArraySpec",
     "Axis",
@@ -62,6 +65,7 @@ __all__ = [
     "MeshShape",
     "MeshShapeModifier",
     "ProgramTarget",
+    "RematChoice",
     "RematModifier",
     "RuleChange",
     "RuleReport",
@@ -77,6 +81,7 @@ __all__ = [
     "compile_step",
     "compute_traits",
     "detect",
+    "fully_sharded",
     "make_global_array",
     "named_sharding",
     "named_shardings",

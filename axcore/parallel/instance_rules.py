@@ -15,10 +15,18 @@ from typing import Any, TypeVar
 from axcore.config import Config, Event, apply_modifier, author, diff
 from axcore.errors import ConfigError, PluginError, PluginLookupError, ShardingError
 from axcore.ops import REFERENCE, OpRule
+from axcore.parallel.instances import resolve_instance
 from axcore.parallel.traits import Traits, compute_traits
 from axcore.plugins import ActiveSet, Instance, host, pattern_matches, specificity
 
-__all__ = ["AppliedRule", "Kept", "RuleChange", "RuleReport", "apply_instance_rules"]
+__all__ = [
+    "AppliedOption",
+    "AppliedRule",
+    "Kept",
+    "RuleChange",
+    "RuleReport",
+    "apply_instance_rules",
+]
 
 C = TypeVar("C", bound=Config)
 MeshRules = Sequence[tuple[str, Config | Sequence[Config]]]
@@ -79,6 +87,23 @@ class AppliedRule:
 
 
 @dataclass(frozen=True)
+class AppliedOption:
+    """A compiler option that comes with the instance.
+
+    Attributes:
+        name: ``DISTRIBUTION:NAME``.
+        key: The option.
+        value: Its value.
+        reason: Why, in its author's words.
+    """
+
+    name: str
+    key: str
+    value: bool | int | float | str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RuleReport:
     """What fitting an experiment to an instance did.
 
@@ -90,6 +115,7 @@ class RuleReport:
         kept: What they left alone.
         compiler_options: Options of the active distributions; those that the config already had
             otherwise are in ``kept``.
+        options: The same with who says so and why.
         distributions: Distributions whose rules, options and kernels are active.
         candidates: What others have for the instance, as (kind, ``DISTRIBUTION:NAME``); active
             with ``use``.
@@ -101,6 +127,7 @@ class RuleReport:
     changes: tuple[RuleChange, ...]
     kept: tuple[Kept, ...]
     compiler_options: Mapping[str, bool | int | float | str]
+    options: tuple[AppliedOption, ...]
     distributions: tuple[str, ...]
     candidates: tuple[tuple[str, str], ...]
 
@@ -113,6 +140,7 @@ class RuleReport:
             "changes": [dataclasses.asdict(change) for change in self.changes],
             "kept": [{**dataclasses.asdict(k), "set_by": k.set_by.to_json()} for k in self.kept],
             "compiler_options": dict(self.compiler_options),
+            "options": [dataclasses.asdict(option) for option in self.options],
             "distributions": list(self.distributions),
             "candidates": [list(candidate) for candidate in self.candidates],
         }
@@ -154,7 +182,7 @@ def apply_instance_rules(
             raise
     else:
         applied = AppliedRule(found, found.partition(":")[0], spec.pattern, spec.reason)
-        steps.append((applied, _modifiers(active.load_mesh_rule(found), traits, found)))
+        steps.append((applied, _modifiers(active.load_mesh_rule(found), traits, instance, found)))
     changes: list[RuleChange] = []
     kept: list[Kept] = []
     for applied, modifiers in [*steps, *own_steps]:
@@ -184,6 +212,10 @@ def apply_instance_rules(
         changes=tuple(changes),
         kept=tuple(kept),
         compiler_options=options,
+        options=tuple(
+            AppliedOption(full_name, option.key, option.value, option.reason)
+            for full_name, option in sorted(active.compiler_options.items())
+        ),
         distributions=active.distributions,
         candidates=active.candidates,
     )
@@ -211,17 +243,23 @@ def _own_step(
     return [(applied, (modifiers,) if isinstance(modifiers, Config) else tuple(modifiers))]
 
 
-def _modifiers(target: object, traits: Traits, name: str) -> tuple[Config, ...]:
+def _modifiers(
+    target: object, traits: Traits, instance: Instance | str, name: str
+) -> tuple[Config, ...]:
     """Returns the modifiers that a rule's target stands for."""
     value: Any = target
     if callable(value) and not isinstance(value, Config):
-        value = value(traits) if inspect.signature(value).parameters else value()
+        wanted = len(inspect.signature(value).parameters)
+        if wanted > 1 and isinstance(instance, str):
+            instance = resolve_instance(instance)
+        value = value(*(traits, instance)[:wanted])
     modifiers = (value,) if isinstance(value, Config) else value
     if not isinstance(modifiers, Sequence) or not all(isinstance(m, Config) for m in modifiers):
         raise PluginError(
             f"mesh rule {name!r} gives {modifiers!r}, expected modifier configs",
             code="AX208",
-            hint="its target is a modifier config, a tuple of them, or a function returning either",
+            hint="its target is a modifier config, a tuple of them, or a function of the traits "
+            "and the instance returning either",
         )
     return tuple(modifiers)
 

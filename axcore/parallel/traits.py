@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import sys
@@ -21,6 +22,7 @@ _QUANTITY = re.compile(
     r"(?P<low>[0-9.]+[KMGTP]?)(?:\+|-(?P<high>[0-9.]+[KMGTP]?))"
 )
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_SPLIT_AXES = ("heads", "mlp", "vocab")
 _LAYER = re.compile(r"^\d+$|^\d+:\d+:\d+$")
 
 
@@ -34,6 +36,12 @@ class Traits:
         layer_bytes: Bytes of the largest layer of a stack; 0 without stacks.
         seq_len: Tokens per row, or None if the experiment has no such number.
         tags: Tags of the layers in it, such as ``moe``.
+        batch_size: Rows per step, or None if the experiment has no such number.
+        num_layers: Layers in its stacks, all together.
+        embed_dim: Width between layers: the largest dim on the logical axis ``embed``.
+        tensor_parts: The greatest number that divides every dim on ``heads``, ``mlp`` and
+            ``vocab``: what tensors can be split into without padding. 1 where there is none.
+        rematerializes: Whether a config in it says what to recompute (has a field ``remat``).
     """
 
     num_parameters: int = 0
@@ -41,6 +49,11 @@ class Traits:
     layer_bytes: int = 0
     seq_len: int | None = None
     tags: frozenset[str] = frozenset()
+    batch_size: int | None = None
+    num_layers: int = 0
+    embed_dim: int = 0
+    tensor_parts: int = 1
+    rematerializes: bool = False
 
     def holds(self, trait: str) -> bool:
         """Tells whether a trait named by a rule holds.
@@ -78,6 +91,11 @@ class Traits:
             "layer_bytes": self.layer_bytes,
             "seq_len": self.seq_len,
             "tags": sorted(self.tags),
+            "batch_size": self.batch_size,
+            "num_layers": self.num_layers,
+            "embed_dim": self.embed_dim,
+            "tensor_parts": self.tensor_parts,
+            "rematerializes": self.rematerializes,
         }
 
 
@@ -90,40 +108,64 @@ def compute_traits(cfg: Any) -> Traits:
     """Returns the traits of an experiment; its model is built (no arrays) to count parameters.
 
     Args:
-        cfg: A trainer's config: ``model`` and ``seq_len`` are looked at, either may be missing.
+        cfg: A trainer's config: ``model``, ``seq_len`` and ``batch_size`` are looked at, any of
+            them may be missing.
 
     Raises:
         ConfigError: The model cannot be built, since a value is missing.
     """
-    fields = cfg.fields()
-    seq_len = cfg.seq_len if "seq_len" in fields else None
-    sizes = (0, 0, 0)
-    if "model" in fields:
+    model = Traits()
+    if "model" in cfg.fields():
         # From the whole tree, for values that follow from the root's.
-        model = cfg.model.instantiate(name="model")
-        if isinstance(model, Module):
-            sizes = _sizes(flatten_specs(model.parameter_specs()))
-    return Traits(*sizes, seq_len if isinstance(seq_len, int) else None, _tags(cfg))
+        built = cfg.model.instantiate(name="model")
+        if isinstance(built, Module):
+            model = _of_parameters(flatten_specs(built.parameter_specs()))
+    return dataclasses.replace(
+        model,
+        seq_len=_count(cfg, "seq_len"),
+        batch_size=_count(cfg, "batch_size"),
+        tags=_tags(cfg),
+        rematerializes=any("remat" in node.fields() for _, node in cfg.walk()),
+    )
 
 
-def _sizes(specs: dict[str, ParameterSpec]) -> tuple[int, int, int]:
-    """Returns number and bytes of the parameters, and bytes of the largest layer."""
-    number = num_bytes = 0
-    layers: dict[str, float] = {}
+def _count(cfg: Any, field: str) -> int | None:
+    value = getattr(cfg, field) if field in cfg.fields() else None
+    return value if isinstance(value, int) else None
+
+
+def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
+    """Returns what the parameters tell: sizes, layers, widths."""
+    number = num_bytes = embed_dim = parts = 0
+    layer_bytes: dict[str, float] = {}
+    layer_counts: dict[str, int] = {}
     for path, spec in specs.items():
         if spec.kind != "parameter":
             continue
         size = math.prod(spec.shape)
         size_bytes = size * jnp.dtype(spec.dtype).itemsize
         number, num_bytes = number + size, num_bytes + size_bytes
-        parts = path.split("/")
-        for n, part in enumerate(parts):
-            if _LAYER.match(part):
-                count = spec.shape[0] if ":" in part else 1
-                key = "/".join(parts[: n + 1])
-                layers[key] = layers.get(key, 0) + size_bytes / count
+        for dim, axis in zip(spec.shape, spec.axes, strict=True):
+            if axis == "embed":
+                embed_dim = max(embed_dim, dim)
+            elif axis in _SPLIT_AXES:
+                parts = math.gcd(parts, dim)
+        segments = path.split("/")
+        for n, segment in enumerate(segments):
+            if _LAYER.match(segment):
+                count = spec.shape[0] if ":" in segment else 1
+                key = "/".join(segments[: n + 1])
+                layer_bytes[key] = layer_bytes.get(key, 0) + size_bytes / count
+                layer_counts[key] = count
                 break
-    return number, num_bytes, round(max(layers.values(), default=0))
+    return Traits(
+        num_parameters=number,
+        parameter_bytes=num_bytes,
+        layer_bytes=round(max(layer_bytes.values(), default=0)),
+        num_layers=sum(layer_counts.values()),
+        embed_dim=embed_dim,
+        tensor_parts=parts or 1,
+    )
 
 
 def _tags(cfg: Any) -> frozenset[str]:

@@ -165,7 +165,8 @@ class MeshRuleSpec(Spec):
         name: Unique within the distribution.
         pattern: Instance names it applies to.
         traits: Traits of the experiment that must all hold, such as ``"moe"``.
-        target: The modifiers: a modifier config, a tuple of them, or a function returning either.
+        target: The modifiers: a modifier config, a tuple of them, or a function returning either,
+            of no arguments, of the traits, or of the traits and the instance.
         reason: Why these values; shown by ``config explain``.
     """
 

@@ -1,9 +1,122 @@
-"""What axlearn-gpu contributes to axcore: nothing yet, only its registration.
+"""What axlearn-gpu contributes to axcore: GPU machines, how they are used, and compiler options.
 
-It will provide:
-
-- instance types by machine and by GPU (`gpu-p5.48xlarge-*`, `gpu-h100-*` and others);
-- the GPU compiler for ahead-of-time compilation on a machine without a GPU;
-- mesh rules and compiler options per instance type;
-- cuDNN, Pallas and Triton kernels (through jax-triton) for the operations of `axcore.ops`.
+Still to come, and therefore not named by any rule: the compiler for ahead-of-time compilation,
+cuDNN, Pallas and Triton kernels, and FP8 recipes.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from axcore.plugins import CompilerOptionSpec, InstanceTypeSpec, MeshRuleSpec, hookimpl
+from axlearn_gpu._gpus import MACHINES
+
+__all__: list[str] = []
+
+
+@hookimpl
+def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
+    return tuple(
+        InstanceTypeSpec(
+            pattern=f"gpu-{machine.name}-*",
+            family=f"gpu-{machine.gpu}",
+            platform="gpu",
+            target="axlearn_gpu.instances:resolve",
+            # One answer for the machine, whatever its GPU.
+            detect="axlearn_gpu.instances:detect" if machine.name == "a100-40" else None,
+            description=f"{machine.gpus} x {machine.gpu} a host; the count is GPUs in all",
+        )
+        for machine in MACHINES.values()
+    )
+
+
+@hookimpl
+def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
+    return tuple(
+        MeshRuleSpec(
+            name=machine.name,
+            pattern=f"gpu-{machine.name}-*",
+            target="axlearn_gpu.rules:gpu",
+            reason="parameters are sharded over all GPUs; beyond one NVLink domain of "
+            f"{machine.nvlink_domain} tensors are split over the {min(8, machine.gpus)} GPUs of a "
+            f"host, for {machine.network_bytes / machine.gpus / 1e9:g} GB/s a GPU between hosts "
+            "are too little to gather whole weights; attention's projections and output are saved "
+            "where they fit",
+        )
+        for machine in MACHINES.values()
+    )
+
+
+def _option(name: str, key: str, value: bool | int | str, reason: str) -> CompilerOptionSpec:
+    return CompilerOptionSpec(name=name, pattern="gpu-*", key=key, value=value, reason=reason)
+
+
+@hookimpl
+def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
+    """Names accepted by jaxlib 0.10.2; what they gain has not been measured here."""
+    combined = "a layer's weights and gradients travel in one piece, not in pieces of 30 MiB: "
+    ahead = "collectives of one scanned layer run while its neighbour computes: "
+    return (
+        _option(
+            "latency-hiding",
+            "xla_gpu_enable_latency_hiding_scheduler",
+            True,
+            "collectives are started early and awaited late",
+        ),
+        _option(
+            "async-stream",
+            "xla_gpu_enable_highest_priority_async_stream",
+            True,
+            "what others wait for goes first: collectives before kernels",
+        ),
+        _option(
+            "pipelined-all-gather",
+            "xla_gpu_enable_pipelined_all_gather",
+            True,
+            ahead + "weights of the next layer",
+        ),
+        _option(
+            "pipelined-reduce-scatter",
+            "xla_gpu_enable_pipelined_reduce_scatter",
+            True,
+            ahead + "gradients of the previous layer",
+        ),
+        _option(
+            "pipelined-all-reduce",
+            "xla_gpu_enable_pipelined_all_reduce",
+            True,
+            ahead + "gradients of replicas",
+        ),
+        _option(
+            "double-buffering",
+            "xla_gpu_enable_while_loop_double_buffering",
+            True,
+            "two scanned layers per iteration, so that a gathered layer is not copied and the "
+            "scheduler sees across",
+        ),
+        _option(
+            "combine-all-gather",
+            "xla_gpu_all_gather_combine_threshold_bytes",
+            2**30,
+            combined + "few large messages use the adapters best",
+        ),
+        _option(
+            "combine-reduce-scatter",
+            "xla_gpu_reduce_scatter_combine_threshold_bytes",
+            2**30,
+            combined + "few large messages use the adapters best",
+        ),
+        _option(
+            "combine-all-reduce",
+            "xla_gpu_all_reduce_combine_threshold_bytes",
+            2**30,
+            combined + "few large messages use the adapters best",
+        ),
+        _option(
+            "cublas",
+            "xla_gpu_enable_triton_gemm",
+            False,
+            "large products by cuBLASLt, which is tuned for them; Triton's have to be tuned at "
+            "each compilation",
+        ),
+    )

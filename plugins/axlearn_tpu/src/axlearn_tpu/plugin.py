@@ -1,10 +1,139 @@
-"""What axlearn-tpu contributes to axcore: nothing yet, only its registration.
+"""What axlearn-tpu contributes to axcore: TPU slices, how they are used, and compiler options.
 
-It will provide:
-
-- instance types for every TPU generation
-  (`tpu-v4-*`, `tpu-v5e-*`, `tpu-v5p-*`, `tpu-v6e-*`, `tpu-7x-*`);
-- the TPU compiler for ahead-of-time compilation on a machine without a TPU;
-- mesh rules and compiler options per instance type;
-- Pallas kernels (splash attention, grouped matmul) for the operations of `axcore.ops`.
+Still to come, and therefore not named by any rule: the compiler for ahead-of-time compilation,
+Pallas kernels, and INT8 and FP8 recipes.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from axcore.plugins import CompilerOptionSpec, InstanceTypeSpec, MeshRuleSpec, hookimpl
+
+__all__: list[str] = []
+
+_GENERATIONS = {
+    "v4": "TPU v4; the count is TensorCores, two a chip",
+    "v5e": "TPU v5e; the count is chips",
+    "v5p": "TPU v5p; the count is TensorCores, two a chip",
+    "v6e": "TPU v6e (Trillium); the count is chips",
+    "7x": "TPU7x (Ironwood); the count is chips, each two devices",
+}
+
+
+@hookimpl
+def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
+    return tuple(
+        InstanceTypeSpec(
+            pattern=f"tpu-{generation}-*",
+            family=f"tpu-{generation}",
+            platform="tpu",
+            target="axlearn_tpu.instances:resolve",
+            # One answer for the machine, whatever its generation.
+            detect="axlearn_tpu.instances:detect" if generation == "v4" else None,
+            description=description,
+        )
+        for generation, description in _GENERATIONS.items()
+    )
+
+
+@hookimpl
+def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
+    sharded = "parameters are sharded over the slice, whose ICI hides gathering them, and copied "
+    sharded += "across slices; "
+    reasons = {
+        "v4": "32 GiB: attention's projections and output are saved where they fit",
+        "v5e": "16 GiB: results of matrix products wait in host memory, which costs less than "
+        "computing them twice (the rule published for 256 chips)",
+        "v5p": "95 GiB hold attention's projections and output; recomputing the rest is cheap",
+        "v6e": "32 GiB and much arithmetic: attention is saved where it fits, else products wait "
+        "in host memory",
+        "7x": "96 GiB a device hold attention's projections and output; recomputing the rest is "
+        "cheap",
+    }
+    return tuple(
+        MeshRuleSpec(
+            name=generation,
+            pattern=f"tpu-{generation}-*",
+            target=f"axlearn_tpu.rules:{'v' if generation == '7x' else ''}{generation}",
+            reason=sharded + reason,
+        )
+        for generation, reason in reasons.items()
+    )
+
+
+def _option(
+    name: str, pattern: str, key: str, value: bool | int | str, reason: str
+) -> CompilerOptionSpec:
+    return CompilerOptionSpec(name=name, pattern=pattern, key=key, value=value, reason=reason)
+
+
+@hookimpl
+def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
+    """Names accepted by libtpu 0.0.42.1; what they gain has not been measured here."""
+    hide = "gathers of weights run while matrix products do: "
+    return (
+        _option(
+            "latency-hiding",
+            "tpu-*",
+            "xla_tpu_enable_latency_hiding_scheduler",
+            True,
+            "collectives are started early and awaited late",
+        ),
+        _option(
+            "async-fusion",
+            "tpu-*",
+            "xla_tpu_enable_async_collective_fusion",
+            True,
+            hide + "a collective is fused into the work beside it",
+        ),
+        _option(
+            "async-fusion-gather",
+            "tpu-*",
+            "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+            True,
+            hide + "all-gathers too, which full sharding has most of",
+        ),
+        _option(
+            "async-fusion-steps",
+            "tpu-*",
+            "xla_tpu_enable_async_collective_fusion_multiple_steps",
+            True,
+            hide + "one collective may spread over several products",
+        ),
+        _option(
+            "overlap",
+            "tpu-*",
+            "xla_tpu_overlap_compute_collective_tc",
+            True,
+            hide + "on the core that computes",
+        ),
+        _option(
+            "multislice-all-reduce",
+            "tpu-*-*-*",
+            "xla_tpu_enable_data_parallel_all_reduce_opt",
+            True,
+            "gradients cross the slow network between slices while the backward pass goes on",
+        ),
+        _option(
+            "multislice-sizes",
+            "tpu-*-*-*",
+            "xla_tpu_data_parallel_opt_different_sized_ops",
+            True,
+            "the same, for gradients of different sizes",
+        ),
+        _option(
+            "v5e-host-transfers",
+            "tpu-v5e-*",
+            "xla_tpu_host_transfer_overlap_limit",
+            24,
+            "offloaded products of many layers may be on their way to host memory at once",
+        ),
+        _option(
+            "v6e-vmem",
+            "tpu-v6e-*",
+            "xla_tpu_scoped_vmem_limit_kib",
+            98304,
+            "128 MiB of vector memory, of which a fusion may use 16 MiB unless told otherwise",
+        ),
+    )

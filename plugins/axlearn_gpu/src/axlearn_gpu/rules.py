@@ -1,0 +1,39 @@
+"""Mesh rules of GPU machines, from traits of the experiment and the machine alone.
+
+Inside one NVLink domain parameters are sharded over all GPUs (``fsdp=-1``) and nothing else: NVLink
+gathers the weights of a layer in less time than the layer takes. Beyond it weights travel through
+the hosts' adapters, some 50 GB/s for each GPU, and gathering all of them would take longer than
+computing: there tensors are split within the host (``model``), so that each GPU gathers its part.
+
+No kernel and no quantization recipe is named: there are none yet.
+"""
+
+from __future__ import annotations
+
+from axcore.config import Config
+from axcore.parallel import RematChoice, Traits, fully_sharded
+from axcore.plugins import Instance
+from axcore.remat import Remat
+
+__all__ = ["gpu"]
+
+# Widths, in units of a token's width between layers: its input (1) and attention's output (1) are
+# whole on each GPU; queries, keys and values (3 without grouping) are split with the heads.
+_CHOICES = (
+    RematChoice(Remat("sites", save=("qkv_proj", "attn_out")), whole=2, split=3),
+    RematChoice(Remat("full"), whole=1),
+)
+_MAX_MODEL = 8
+
+
+def gpu(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """``fsdp=-1``; beyond NVLink ``model=8`` (4 on hosts of 4); attention saved where it fits."""
+    within = min(_MAX_MODEL, instance.devices_per_host)
+    inside_nvlink = instance.num_devices <= int(instance.attributes["nvlink_domain"])
+    return fully_sharded(
+        traits,
+        instance,
+        choices=_CHOICES,
+        model=1 if inside_nvlink else within,
+        max_model=within,
+    )

@@ -1,0 +1,54 @@
+"""Mesh rules of TPU slices: one for each generation, from traits of the experiment alone.
+
+All shard parameters and optimizer state over a whole slice (``fsdp=-1``) and replicate over slices
+(``data=-1`` over the data centre network): a slice's ICI is fast enough to gather the weights of
+one layer while another is at work. They differ in what the backward pass finds: that is a matter of
+memory. Tensors are split (``model``) only where a step has fewer rows than the machine has devices.
+
+No kernel and no quantization recipe is named: there are none yet.
+"""
+
+from __future__ import annotations
+
+from axcore.config import Config
+from axcore.parallel import RematChoice, Traits, fully_sharded
+from axcore.plugins import Instance
+from axcore.remat import Remat
+
+__all__ = ["v4", "v5e", "v5p", "v6e", "v7x"]
+
+# Widths, in units of a token's width between layers: the layer's input is always kept (1), queries,
+# keys and values are 3 without grouping, attention's output 1.
+_QKV_AND_OUT = RematChoice(Remat("sites", save=("qkv_proj", "attn_out")), whole=2, split=3)
+_OFFLOAD_DOTS = RematChoice(Remat("offload_dots"), whole=1)
+_FULL = RematChoice(Remat("full"), whole=1)
+_MAX_MODEL = 8
+
+
+def v4(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """32 GiB: saves attention where it fits, recomputes all else."""
+    return _slice(traits, instance, _QKV_AND_OUT, _FULL)
+
+
+def v5e(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """16 GiB: results of matrix products go to host memory, as in the published rule."""
+    return _slice(traits, instance, _OFFLOAD_DOTS)
+
+
+def v5p(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """95 GiB: saves attention, recomputes the rest."""
+    return _slice(traits, instance, _QKV_AND_OUT, _FULL)
+
+
+def v6e(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """32 GiB for twice the arithmetic of v5p: saves attention where it fits, else offloads."""
+    return _slice(traits, instance, _QKV_AND_OUT, _OFFLOAD_DOTS)
+
+
+def v7x(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """96 GiB for each of a chip's two devices: saves attention, recomputes the rest."""
+    return _slice(traits, instance, _QKV_AND_OUT, _FULL)
+
+
+def _slice(traits: Traits, instance: Instance, *choices: RematChoice) -> tuple[Config, ...]:
+    return fully_sharded(traits, instance, choices=choices, max_model=_MAX_MODEL)

@@ -8,8 +8,8 @@ both directions together; here it is one way, hence half.
 
 Networks: as many adapters as NVIDIA's reference systems have (DGX A100: 200 Gbit/s per GPU; DGX
 H100, DGX H200, DGX B200 and GB200 NVL72: 400; GB300 NVL72: 800). Machines of clouds: the page
-"Accelerated computing" of Amazon EC2 instance types (EFA), the page "Networking and GPU machines" of
-Compute Engine (the adapters for traffic between GPUs where the page separates them).
+"Accelerated computing" of Amazon EC2 instance types (EFA), the page "Networking and GPU machines"
+of Compute Engine (the adapters for traffic between GPUs where the page separates them).
 
 Less certain: the peak rates of B200 differ between NVIDIA's own pages by a few percent (2,250 here,
 as the DGX B200 gives); INT8 of GB300 is left out, since it is far below that of GB200 and no

@@ -1,8 +1,53 @@
-"""What axlearn-neuron contributes to axcore: nothing yet, only its registration.
+"""What axlearn-neuron contributes to axcore: Trainium machines and how they are used.
 
-It will provide:
-
-- instance types (`neuron-trn2.48xlarge-*` and others);
-- mesh rules and compiler options per instance type;
-- NKI kernels for the operations of `axcore.ops`.
+There are no compiler options: the vendor's compiler takes its flags from ``NEURON_CC_FLAGS``, not
+from XLA's options. Still to come, and therefore not named by any rule: NKI kernels and FP8 recipes.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from axcore.plugins import InstanceTypeSpec, MeshRuleSpec, hookimpl
+from axlearn_neuron._machines import MACHINES
+
+__all__: list[str] = []
+
+
+@hookimpl
+def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
+    return tuple(
+        InstanceTypeSpec(
+            pattern=f"neuron-{machine.name}-*",
+            family=f"neuron-{machine.name.partition('.')[0]}",
+            platform="neuron",
+            target="axlearn_neuron.instances:resolve",
+            # One answer for the machine, whatever its chip.
+            detect="axlearn_neuron.instances:detect" if machine.name == "trn1.32xlarge" else None,
+            description=f"{machine.chips} x {machine.chip} a host; the count is hosts",
+        )
+        for machine in MACHINES.values()
+    )
+
+
+@hookimpl
+def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
+    sharded = "parameters are sharded over all devices; "
+    rules = {
+        "trainium1": ("trn1", "tensors are split over four chips and all is recomputed: 16 GiB"),
+        "trainium2": (
+            "trn2",
+            "tensors are split over the four devices of a chip, which share memory and links; "
+            "attention's projections and output are saved where they fit",
+        ),
+        "trainium3": ("trn3", "as Trainium2, whose chip it resembles; not measured"),
+    }
+    return tuple(
+        MeshRuleSpec(
+            name=machine.name,
+            pattern=f"neuron-{machine.name}-*",
+            target=f"axlearn_neuron.rules:{rules[machine.chip][0]}",
+            reason=sharded + rules[machine.chip][1],
+        )
+        for machine in MACHINES.values()
+    )

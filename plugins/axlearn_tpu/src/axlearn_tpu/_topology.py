@@ -78,7 +78,7 @@ def _sizes(generation: str) -> tuple[int, ...]:
     return tuple(n for n in counts if slice_shape(chip, n))
 
 
-def nearest_sizes(chip: Chip, chips: int) -> tuple[int, ...]:
+def nearest_sizes(chip: Chip, chips: float) -> tuple[int, ...]:
     """Returns the next smaller and the next larger number of chips that a slice may have."""
     sizes = _sizes(chip.generation)
     below = max((n for n in sizes if n <= chips), default=None)

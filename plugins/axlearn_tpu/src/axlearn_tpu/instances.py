@@ -54,7 +54,7 @@ def resolve(name: str) -> Instance:
     if shape is None:
         tail = f"-{num_slices}" if match["slices"] else ""
         near = [
-            f"tpu-{chip.generation}-{n * unit}{tail}" for n in nearest_sizes(chip, count // unit)
+            f"tpu-{chip.generation}-{n * unit}{tail}" for n in nearest_sizes(chip, count / unit)
         ]
         counted = "TensorCores" if chip.counts_cores else "chips"
         raise PluginError(

@@ -140,8 +140,10 @@ class Attention(BaseAttention):
         if purpose == "train":
             mask = cfg.mask
             if info.segment_ids is not None:
-                # Positions restart in each segment, so indices and segment ids say the same as
-                # positions and segment ids, and let kernels skip what lies above the diagonal.
+                if not mask.is_relative:
+                    shared |= dict(q_positions=info.positions, kv_positions=info.positions)
+                # Positions restart in each segment, so that of other masks indices and segment ids
+                # say the same, and let kernels skip what lies above the diagonal.
                 mask = mask & SegmentIds()
                 shared["q_segment_ids"] = info.segment_ids
             return ops.attention(q, k, v, mask=mask, **shared)

@@ -93,8 +93,8 @@ class CausalLM(Layer):
             target_mask: (batch, seq), False where a target does not count; None: all count.
             segment_ids: int32 (batch, seq) document of each token, 0 for padding; None: one a row.
             positions: int32 (batch, seq) position in the document; None: from 0 in each row.
-            prefix_lengths: int32 (batch,) how many first tokens all tokens see; for layers whose
-                mask is ``PrefixLM(None)``.
+            prefix_lengths: int32 (batch,) how many first tokens all tokens see, of each document of
+                the row; for layers whose mask is ``PrefixLM(None)``.
             token_values: Further values of each token, (batch, seq, ...), for layers that read
                 them.
 

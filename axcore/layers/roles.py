@@ -55,8 +55,8 @@ class SequenceInfo:
             ``BaseStack.Config.layer_values``.
         token_values: Further values of each token by name, (batch, seq, ...), such as the positions
             on several axes of an image's tokens.
-        prefix_lengths: (batch,) int32, how many first tokens of each row every token sees; read by
-            attention whose mask is ``PrefixLM(None)``.
+        prefix_lengths: (batch,) int32, how many first tokens every token sees, of each document of
+            the row; read by attention whose mask is ``PrefixLM(None)``.
         memory: (batch, source, dim) what cross attention reads, an encoder's output. Not needed in
             ``decode``, which reads the cache that ``prefill`` filled.
         memory_segment_ids: (batch, source) int32 segment of each position of ``memory``, 0 for

@@ -73,6 +73,11 @@ class Mask:
         """Whether the answer depends on positions (else only on the arrays)."""
         return True
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether the answer stays when all positions are moved alike; False where in doubt."""
+        return False
+
     def parts(self) -> tuple[Mask, ...]:
         """The masks that are combined: ``(self,)`` unless this is an :class:`And`."""
         return (self,)
@@ -118,6 +123,11 @@ class Full(Mask):
         """Never."""
         return False
 
+    @property
+    def is_relative(self) -> bool:
+        """Always."""
+        return True
+
     def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """All True."""
         q, kv = _pairs(q_positions, kv_positions)
@@ -127,6 +137,11 @@ class Full(Mask):
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
     """A query sees keys at its own and at earlier positions: ``j <= i``."""
+
+    @property
+    def is_relative(self) -> bool:
+        """Always."""
+        return True
 
     def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``q_positions >= kv_positions``."""
@@ -162,6 +177,11 @@ class SlidingWindow(Mask):
                     hint="the window counts the positions seen besides the query's own",
                 )
 
+    @property
+    def is_relative(self) -> bool:
+        """Always."""
+        return True
+
     def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``-right <= q_positions - kv_positions <= left``."""
         q, kv = _pairs(q_positions, kv_positions)
@@ -193,6 +213,11 @@ class TracedWindow(Mask):
         """``window``."""
         return ("window",)
 
+    @property
+    def is_relative(self) -> bool:
+        """Always."""
+        return True
+
     def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``q_positions - kv_positions <= window``."""
         q, kv = _pairs(q_positions, kv_positions)
@@ -213,6 +238,11 @@ class SegmentIds(Mask):
         """Never."""
         return False
 
+    @property
+    def is_relative(self) -> bool:
+        """Always."""
+        return True
+
     def dense(self, q_positions: Any, kv_positions: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
         """``q_segment_ids == kv_segment_ids != 0``, (B, T, S)."""
         q, kv = _pairs(arrays.q_segment_ids, arrays.kv_segment_ids)
@@ -222,6 +252,8 @@ class SegmentIds(Mask):
 @dataclasses.dataclass(frozen=True)
 class PrefixLM(Mask):
     """Causal, except that every query sees the first ``length`` positions.
+
+    Of documents that are packed into a row, each has such a prefix.
 
     Attributes:
         length: Prefix length in tokens, or None to read ``arrays.prefix_lengths`` (B,).
@@ -262,6 +294,11 @@ class And(Mask):
     def uses_positions(self) -> bool:
         """Whether any part does."""
         return any(mask.uses_positions for mask in self.masks)
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether all parts are."""
+        return all(mask.is_relative for mask in self.masks)
 
     def parts(self) -> tuple[Mask, ...]:
         """The combined masks."""

@@ -23,6 +23,7 @@ from axcore.layers import (
     StackedTransformer,
     TransformerLayer,
 )
+from axcore.ops import PrefixLM
 
 KEY = jax.random.key(0)
 
@@ -154,6 +155,21 @@ def test_packed_documents_do_not_see_each_other():
     first = call(module, ids[:, :5], state=state, method="logits")
     second = call(module, ids[:, 5:], state=state, method="logits")
     np.testing.assert_allclose(packed, jnp.concatenate([first, second], 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [PrefixLM(2), PrefixLM()], ids=["static", "by-row"])
+def test_every_packed_document_has_its_prefix(mask):
+    module = Attention.Config(input_dim=8, num_heads=2, mask=mask).instantiate(name="m")
+    state = module.initialize(KEY)
+    x = jax.random.normal(KEY, (2, 4, 8))
+    alone = call(module, x, SequenceInfo(info(2, 4).positions, prefix_lengths=jnp.full(2, 2)))
+    packed_info = SequenceInfo(
+        info(2, 4).positions.reshape(1, 8),
+        jnp.array([[1] * 4 + [2] * 4]),
+        prefix_lengths=jnp.full(1, 2),
+    )
+    packed = call(module, x.reshape(1, 8, 8), packed_info, state=state)
+    np.testing.assert_allclose(packed[0], alone.reshape(8, 8), rtol=1e-4, atol=1e-5)
 
 
 def test_full_logits_never_exist_in_training():

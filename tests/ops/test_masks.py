@@ -98,6 +98,15 @@ def test_and_is_the_conjunction_and_stays_flat(a, b):
     assert len(set(both.parts())) == len(both.parts())
 
 
+@given(masks, st.integers(1, 9))
+def test_a_relative_mask_ignores_where_positions_start(mask, offset):
+    assert not PrefixLM(3).is_relative
+    if mask.is_relative:
+        positions = np.arange(7)
+        moved = mask.dense(positions + offset, positions + offset)
+        np.testing.assert_array_equal(moved, mask.dense(positions, positions))
+
+
 def test_masks_are_values():
     assert Causal() & SlidingWindow(4) == Causal() & SlidingWindow(4)
     assert hash(Causal() & Full()) == hash(Causal())

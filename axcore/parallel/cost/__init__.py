@@ -2,9 +2,15 @@
 
 - :func:`count_flops`: what a traced program does, from its jaxpr, with trip counts;
 - :func:`model_flops`: what the model has to do, from its config; :func:`mfu` from that;
-
+- :func:`memory_estimate`: bytes per device by kind, from parameter specs, rules and a mesh shape.
 """
 
+from axcore.parallel.cost._memory import (
+    MemoryEstimate,
+    abstract_mesh,
+    kv_cache_bytes,
+    memory_estimate,
+)
 from axcore.parallel.cost._model import model_flops
 from axcore.parallel.cost._model_flops import Flops, FlopTerm, Mfu, ModelFlops, mfu
 from axcore.parallel.cost._pairs import Pairs, count_pairs
@@ -15,14 +21,18 @@ __all__ = [
     "CostEntry",
     "FlopTerm",
     "Flops",
+    "MemoryEstimate",
     "Mfu",
     "ModelFlops",
     "Pairs",
     "ProgramCost",
     "UnknownLoop",
+    "abstract_mesh",
     "count_flops",
     "count_function",
     "count_pairs",
+    "kv_cache_bytes",
+    "memory_estimate",
     "mfu",
     "model_flops",
 ]

@@ -18,7 +18,7 @@ A replacement of :class:`axcore.ops.DotGeneral` that computes in another dtype s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -36,7 +36,7 @@ from axcore.parallel.cost._model_flops import FlopTerm, ModelFlops
 from axcore.parallel.cost._pairs import Pairs, count_pairs
 from axcore.parallel.cost._recompute import attention_recompute, projection_recompute
 
-__all__ = ["built", "model_flops"]
+__all__ = ["attention_dims", "built", "expert_dim", "experts_per_token", "model_flops"]
 
 # Logits above this are computed in chunks that the backward pass recomputes.
 _HEAD_CHUNK = 2**24
@@ -65,8 +65,8 @@ def model_flops(
         >>> round(model_flops(experiments.get("tiny-lm")).train.full)
         789504
     """
-    module, learner, stated = built(model)
-    seq_len = stated if seq_len is None else seq_len
+    if seq_len is None:
+        seq_len = getattr(getattr(model, "cfg", model), "seq_len", None)
     if seq_len is None or seq_len < 1:
         raise ShardingError(
             f"seq_len is {seq_len}, expected the tokens of a row",
@@ -74,15 +74,25 @@ def model_flops(
             where="model_flops",
             hint="pass seq_len=, or a trainer's config",
         )
+    module, learner = built(model, seq_len)
     return _Walk(module, learner, seq_len, target_len or seq_len).result()
 
 
-def built(model: Any) -> tuple[Module, Any, int | None]:
-    """Returns ``(model, learner or None, seq_len or None)`` of a config or module.
+def built(model: Any, seq_len: int | None = None) -> tuple[Module, Any]:
+    """Returns ``(model, learner or None)`` of a config or module.
+
+    Args:
+        model: A trainer's or model's config, or a module.
+        seq_len: What a model's config alone takes as its ``max_seq_len``, if that follows a
+            trainer's ``seq_len``.
 
     Raises:
         ShardingError: It is neither.
     """
+    if isinstance(model, Config) and seq_len is not None and "max_seq_len" in model.fields():
+        if not isinstance(model.max_seq_len, int):
+            model = model.copy()
+            model.max_seq_len = seq_len
     module = model.instantiate(name="counted") if isinstance(model, Config) else model
     if not isinstance(module, Module):
         raise ShardingError(
@@ -92,8 +102,8 @@ def built(model: Any) -> tuple[Module, Any, int | None]:
         )
     learner = module.children.get("learner")
     if learner is None or "model" not in module.children:
-        return module, None, None
-    return module.children["model"], learner, module.cfg.seq_len
+        return module, None
+    return module.children["model"], learner
 
 
 class _Walk:
@@ -236,18 +246,14 @@ class _Walk:
 
     def _active_share(self, path: str, spec: ParameterSpec) -> float:
         """Share of a parameter that one token meets."""
-        for dim, axis in enumerate(spec.axes):
-            if axis is None or "experts" not in {link.name for link in axis_line(axis)}:
-                continue
-            # A router has a column for each expert, and every token meets all of them.
-            if dim not in range(spec.num_stacked, len(spec.shape) - 2):
-                continue
-            for _, module in self._line(path):
-                chosen = getattr(module, "experts_per_token", None)
-                if chosen is not None:
-                    return float(chosen) / spec.shape[dim]
+        num_experts = expert_dim(spec)
+        if num_experts is None:
+            return 1.0
+        chosen = experts_per_token([module for _, module in self._line(path)])
+        if chosen is None:
             self.notes[f"{path}: no layer states experts_per_token, so all experts count"] = None
-        return 1.0
+            return 1.0
+        return chosen / num_experts
 
     def _trainable_share(self, path: str) -> float:
         if self.trainable is None:
@@ -311,6 +317,27 @@ def attention_dims(module: Module) -> tuple[int, int, int] | None:
         return None
     head_dim = module.cfg.head_dim or module.cfg.input_dim // module.cfg.num_heads
     return module.cfg.num_heads, head_dim, head_dim
+
+
+def expert_dim(spec: ParameterSpec) -> int | None:
+    """Returns how many experts a parameter holds, or None if it is not one matrix per expert.
+
+    A router has a column for each expert too, but every token meets all of them: experts come
+    before the dims of a matrix.
+    """
+    for dim in range(spec.num_stacked, len(spec.shape) - 1):
+        axis = spec.axes[dim]
+        if axis is None or dim in spec.fan_in_dims or dim in spec.fan_out_dims:
+            continue
+        if "experts" in {link.name for link in axis_line(axis)}:
+            return spec.shape[dim]
+    return None
+
+
+def experts_per_token(modules: Iterable[Module]) -> float | None:
+    """Returns what the nearest of the modules states, or None."""
+    stated = (getattr(module, "experts_per_token", None) for module in modules)
+    return next((float(chosen) for chosen in stated if chosen is not None), None)
 
 
 def _windows(line: list[tuple[str, Module]]) -> list[int | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from axcore.layers import BaseAttention, FeedForward
 from axcore.layers.roles import BaseQKV
@@ -52,11 +51,9 @@ def projection_recompute(line: Line, remat: Remat | None) -> float:
 
 
 def attention_recompute(remat: Remat | None) -> float:
-    """Returns how much of attention's two products the backward pass repeats: 0, 1/2 or 1.
+    """Returns how often the backward pass repeats attention's two products: 0 or 1.
 
-    The weights are needed again even when the weighted values were kept.
+    Keeping the weighted values spares nothing here: the backward pass needs the weights too, and
+    what they were normalized by.
     """
-    if remat is None or not remat.enabled or remat.policy == "dots":
-        return 0.0
-    kept: Any = (*remat.save, *remat.offload)
-    return 0.5 if "attn_context" in kept else 1.0
+    return float(remat is not None and remat.enabled and remat.policy != "dots")

@@ -105,6 +105,10 @@ def by_size(traits: Traits):
     return SetModifier.Config(values={"batch_size": traits.num_parameters})
 
 
+def by_machine(traits: Traits, instance: Instance):
+    return SetModifier.Config(values={"batch_size": traits.num_layers * instance.num_devices})
+
+
 def resolve(name):
     return Instance(
         name=name, family="acme", platform="acme", num_hosts=1, devices_per_host=8, hbm_bytes=2**30
@@ -127,6 +131,7 @@ RULES = (
     _rule("big-moe", "acme-big-*", "SEQ", traits=("moe",)),
     _rule("big-long", "acme-big-*", "SEQ", traits=("seq_len:32K+",)),
     _rule("sized", "acme-sized-*", "by_size"),
+    _rule("machine", "acme-machine-*", "by_machine"),
     _rule("broken", "acme-broken", "resolve"),
     _rule("shrinking", "acme-shrink", "SHRINK"),
     _rule("removing", "acme-remove", "REMOVE"),
@@ -241,6 +246,13 @@ def test_a_rival_is_a_candidate_until_it_is_used():
 def test_a_rule_may_be_a_function_of_the_traits():
     cfg, report = apply_instance_rules(Experiment.Config(), "acme-sized-8")
     assert cfg.batch_size == report.traits.num_parameters == 3 * 16 * 16 + 16 * 2
+
+
+@pytest.mark.usefixtures("acme")
+@pytest.mark.parametrize("of", [str, resolve_instance])
+def test_a_rule_may_be_a_function_of_the_traits_and_the_machine(of):
+    cfg, _ = apply_instance_rules(Experiment.Config(), of("acme-machine-8"))
+    assert cfg.batch_size == 3 * 8
 
 
 @pytest.mark.usefixtures("acme")
@@ -382,8 +394,15 @@ def test_compiler_options_come_with_the_instance():
     assert (
         dict(cfg.compiler_options) == dict(report.compiler_options) == {"xla_a": 1, "xla_b": True}
     )
-    cfg, _ = apply_instance_rules(Experiment.Config(), "acme-small-8")
+    cfg, report = apply_instance_rules(Experiment.Config(), "acme-small-8")
     assert dict(cfg.compiler_options) == {"xla_a": 1}
+    (option,) = report.options
+    assert (option.name, option.key, option.value, option.reason) == (
+        "axcore-acme:xla_a",
+        "xla_a",
+        1,
+        "measured",
+    )
 
 
 @pytest.mark.usefixtures("acme")
@@ -417,3 +436,15 @@ def test_sizes_are_those_of_the_parameters(scan):
 
 def test_a_config_without_a_model_has_no_sizes():
     assert compute_traits(Block.Config()) == Traits()
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_layers_widths_and_what_divides_tensors_are_those_of_the_parameters(scan):
+    traits = compute_traits(Experiment.Config(model=Net.Config(scan=scan)))
+    assert (traits.num_layers, traits.embed_dim, traits.tensor_parts) == (3, 16, 16)
+    assert (traits.batch_size, traits.seq_len) == (8, 128)
+
+
+def test_whether_anything_says_what_to_recompute_is_a_trait():
+    assert compute_traits(Experiment.Config()).rematerializes
+    assert not compute_traits(Experiment.Config(model=Block.Config())).rematerializes

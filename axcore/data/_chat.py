@@ -3,7 +3,7 @@
 A template comes with a model, from anyone. It runs in ``ImmutableSandboxedEnvironment``: no Python
 attributes, no imports, no files. The dialect is the one that published templates are written in:
 ``trim_blocks``, ``lstrip_blocks``, loop controls, ``{% generation %}``, ``tojson``,
-``raise_exception`` and ``strftime_now``.
+``raise_exception`` and ``strftime_now``. What it computes and holds is counted (``_chat_limits``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from axcore.data._chat_limits import compiled_with_limits, limits
 from axcore.errors import DataError
 
 __all__ = ["guard", "render_chat", "unguarded"]
@@ -43,9 +44,12 @@ def render_chat(
     jinja2 = _jinja2()
     try:
         compiled = _compiled(template)
-        return compiled.render(messages=list(messages), **variables)
-    except DataError:
-        raise
+        with limits():
+            return compiled.render(messages=list(messages), **variables)
+    except DataError as e:
+        raise DataError(e.message, code=e.code, where=e.where or where, hint=e.hint) from e
+    except MemoryError as e:
+        raise DataError("the chat template takes all memory", code="AX541", where=where) from e
     except RecursionError as e:
         raise DataError("the chat template never ends", code="AX541", where=where) from e
     except (jinja2.TemplateError, Exception) as e:
@@ -75,12 +79,6 @@ def _compiled(template: str) -> Any:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return jinja2.nodes.Scope(body, lineno=line)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[Generation, jinja2.ext.loopcontrols],
-    )
-
     def refuse(message: object) -> None:
         raise jinja2.TemplateError(str(message))
 
@@ -88,10 +86,19 @@ def _compiled(template: str) -> Any:
         # jinja's own escapes <, > and & for web pages.
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(template)
+    def extend(environment: Any) -> None:
+        environment.filters["tojson"] = tojson
+        environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+
+    return compiled_with_limits(
+        ImmutableSandboxedEnvironment,
+        template,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, jinja2.ext.loopcontrols],
+        extend=extend,
+    )
 
 
 def _jinja2() -> Any:

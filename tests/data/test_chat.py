@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from axcore.data import ByteTokenizer, HFTokenizer, train_tokenizer
+from axcore.data import ByteTokenizer, HFTokenizer, _chat_limits, train_tokenizer
+from axcore.data._chat import render_chat
 from axcore.errors import DataError
 
 TEMPLATE = (
@@ -106,6 +107,40 @@ def test_the_dialect_of_published_templates(with_template, template, expected):
 def test_a_template_cannot_leave_the_sandbox(with_template, template):
     with pytest.raises(DataError, match="AX541"):
         with_template(template).encode_chat([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
+        "{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}"
+        "{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}"
+        "{% endset %}{% set ns.x = y %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+        "{{ 'x' * 2**40 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 'x' | center(9999999999) }}",
+        "{{ 'x'.ljust(9999999999) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ ('x' * 99999).replace('x', 'y' * 99999) }}",
+        "{{ ('x' * 99999) | replace('x', 'y' * 99999) }}",
+        "{{ (['x' * 99999] * 99999) | join }}",
+        "{{ ''.join(['x' * 99999] * 99999) }}",
+    ],
+)
+def test_a_template_that_never_ends_or_fills_the_memory_is_stopped(template, monkeypatch):
+    pytest.importorskip("jinja2", reason="jinja2 is not installed")
+    monkeypatch.setattr(_chat_limits, "MAX_STEPS", 20_000)
+    monkeypatch.setattr(_chat_limits, "MAX_CHARS", 2**20)
+    with pytest.raises(DataError, match="the chat template takes"):
+        render_chat(template, [{"role": "user", "content": "a"}], where="here")
 
 
 def test_the_templates_own_refusal_is_shown(with_template):

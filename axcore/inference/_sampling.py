@@ -15,6 +15,9 @@ from axcore.errors import CliError
 
 __all__ = ["GREEDY", "Chooser", "Sampling", "row_keys"]
 
+# What is smaller may be zero on a device, and logits over it may be infinite.
+_TINY = 1e-30
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -25,7 +28,8 @@ class Sampling:
     is drawn from the rest. Temperature 0 takes the largest score instead.
 
     Attributes:
-        temperature: Divides the logits; 0 takes the largest (greedy).
+        temperature: Divides the logits; 0 (and what float32 hardly tells from it, less than 1e-30)
+            takes the largest (greedy).
         top_k: Only the k largest logits take part; 0 for all.
         top_p: Only the smallest set of tokens with this much probability takes part (nucleus
             sampling, arXiv:1904.09751); 1.0 for all.
@@ -58,13 +62,19 @@ class Sampling:
                 "expected 0 <= min_p <= 1, repetition_penalty > 0",
                 code="AX820",
             )
+        penalty = self.repetition_penalty
+        if not _TINY <= penalty <= 1 / _TINY:
+            raise CliError(
+                f"got repetition_penalty={penalty}, expected a number that float32 holds",
+                code="AX820",
+            )
         if not -(2**63) <= self.seed < 2**63:
             raise CliError(f"seed is {self.seed}, expected a number of 64 bits", code="AX820")
 
     @property
     def chooser(self) -> Chooser:
         """The part of it that a compiled program depends on."""
-        greedy = self.temperature == 0
+        greedy = self.temperature < _TINY
         return Chooser(
             greedy=greedy,
             top_k=0 if greedy else self.top_k,
@@ -129,6 +139,7 @@ class Chooser:
             probs = jax.nn.softmax(ordered, axis=-1)
             # A token is in when what comes before it has less than top_p; the first always is.
             inside = jnp.cumsum(probs, axis=-1) - probs < values["top_p"]
+            inside = inside.at[:, 0].set(True)  # also where top_p is no more than float32's zero
             least = jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True)
             logits = jnp.where(logits < least, -jnp.inf, logits)
         if self.min_p:

@@ -111,6 +111,12 @@ def test_greedy_takes_the_largest_after_the_penalty():
     assert Sampling().chooser.choose(logits, greedy.values, keys).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("tiny", [dict(temperature=1e-40), dict(temperature=1.0, top_p=1e-50)])
+def test_values_that_float32_takes_for_zero_leave_the_largest(tiny):
+    logits = np.array([1.0, 3.0, 2.0, -5.0])
+    assert set(draws(Sampling(**tiny), logits, 50)) == {1}
+
+
 @pytest.mark.parametrize(
     "bad", [dict(temperature=-1.0), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5)]
 )
@@ -126,6 +132,8 @@ def test_impossible_sampling_is_refused(bad):
         ("min_p", 1.1),
         ("min_p", float("nan")),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e300),
+        ("repetition_penalty", 1e-300),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("seed", 10**20),

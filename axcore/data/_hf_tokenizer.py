@@ -37,6 +37,8 @@ class TokenizersBackend:
             token.content: i for i, token in sorted(added.items()) if token.special
         }
         self.vocab_size = max(self._text.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if self.vocab_size > 2**31:
+            raise ValueError(f"it has the id {self.vocab_size - 1:,}, more than int32 holds")
 
     def encode(self, text: str) -> list[int]:
         """See :class:`Backend`."""

@@ -257,11 +257,33 @@ def test_training_gives_the_same_tokenizer_again(sources, tmp_path):
 
 @pytest.mark.parametrize(
     ("texts", "size", "pattern", "message"),
-    [(["a"], 258, "qwen2", "259"), ([], 300, "qwen2", "no text"), (["a"], 300, "x", "gpt2")],
+    [
+        (["a"], 258, "qwen2", "259"),
+        (["a"], 10**9, "qwen2", "at most 4,194,304"),
+        ([], 300, "qwen2", "no text"),
+        (["a"], 300, "x", "gpt2"),
+    ],
 )
 def test_impossible_training_is_refused(tmp_path, texts, size, pattern, message):
     with pytest.raises(DataError, match=message):
         train_tokenizer(texts, size, tmp_path, pattern=pattern)
+
+
+def test_training_leaves_what_is_there(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("of another model")
+    with pytest.raises(DataError, match="AX543"):
+        train_tokenizer(["a"], 300, tmp_path)
+    assert (tmp_path / "tokenizer.json").read_text() == "of another model"
+    with pytest.raises(DataError, match="cannot be made"):
+        train_tokenizer(["a"], 300, tmp_path / "tokenizer.json")
+
+
+def test_a_word_of_a_megabyte_is_trained_on(tmp_path):
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    word = "a" * 2**20
+    made = train_tokenizer([word, " " * 2**20], 270, tmp_path)
+    assert made.decode(made.encode(word[:5000])) == word[:5000]
+    assert len(made.encode(word[:5000])) < 500
 
 
 def test_the_fingerprint_follows_the_files(sources, tmp_path):
@@ -298,6 +320,12 @@ def test_damaged_files_are_refused_with_their_name(sources, cls, content, tmp_pa
     with pytest.raises(DataError, match="AX534") as caught:
         cls.Config(path=str(tmp_path), **fields).instantiate().encode("a")
     assert str(tmp_path) in str(caught.value)
+
+
+def test_an_id_beyond_int32_is_refused(sources):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 4_000_000_000}, "merges": []}
+    with pytest.raises(DataError, match="4,000,000,000, more than int32"):
+        HFTokenizer.from_content(json.dumps({"version": "1.0", "model": model}))
 
 
 def test_a_file_far_too_large_is_not_read(tmp_path):

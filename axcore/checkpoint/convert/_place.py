@@ -68,8 +68,12 @@ def new_directory(out: Path, *, size_bytes: int = 0) -> Iterator[Path]:
 
 
 def check_new(out: Path) -> None:
-    """Raises CheckpointError when ``out`` exists."""
-    if out.exists() or out.is_symlink():
+    """Raises CheckpointError when ``out`` exists, or nothing can have its name."""
+    try:
+        exists = out.is_symlink() or out.exists()
+    except OSError as error:  # a name that is too long
+        raise _unwritable(out, error) from error
+    if exists:
         raise CheckpointError(
             "the output directory exists already; nothing was written",
             code="AX618",

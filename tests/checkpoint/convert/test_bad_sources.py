@@ -282,6 +282,12 @@ def test_an_output_that_exists_is_refused_and_left_alone(write_hf, tensors, tmp_
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
 
 
+def test_an_output_that_no_file_system_can_name_is_refused(write_hf, tensors, tmp_path, capsys):
+    out = tmp_path / ("n" * 300)
+    assert main(["convert", str(write_hf(tensors)), "--out", str(out), "--verify", "never"]) == 2
+    assert "cannot be written: File name too long" in capsys.readouterr().err
+
+
 def test_a_foreign_partial_directory_is_left_alone(write_hf, tensors, tmp_path, capsys):
     partial = tmp_path / "out.partial"
     partial.mkdir()

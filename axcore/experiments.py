@@ -54,7 +54,8 @@ def get(name: str, *, trusted: Iterable[str] = ()) -> Trainer.Config:
             f"no experiment {name!r}; known: {', '.join(names())}",
             code="AX801",
             hint=did_you_mean(name, names())
-            or "give a catalog name, package.module:function, or a config text file",
+            or "give a catalog name, package.module:function, or a config text file; plugins "
+            "provide most names (`axcore plugins list` shows which are installed)",
         )
     with author("experiment", name, plugin):
         return _checked(make(), name)
@@ -90,6 +91,15 @@ def _load_function(name: str) -> Any:
 
 
 def _from_file(path: Path, trusted: Iterable[str]) -> Trainer.Config:
+    if path.is_dir():
+        inside = path / "config.txt"
+        raise CliError(
+            f"{str(path)!r} is a folder, expected a config text file",
+            code="AX801",
+            hint=f"the experiment of this model directory is {str(inside)!r}"
+            if inside.is_file()
+            else "give a catalog name, package.module:function, or a config text file",
+        )
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "new",
         new,
         help="write a complete plugin into ./NAME",
-        example="axcore plugins new acme-kernels && pip install -e ./acme-kernels",
+        example="axcore plugins new acme-kernels && pip install -e './acme-kernels[test]'",
     )
     command.add_argument("name", metavar="NAME", help="the distribution's name")
 
@@ -128,7 +128,7 @@ def new(args: argparse.Namespace) -> CommandResult:
         [
             f"wrote {len(files)} files to {root}",
             "next:",
-            f"  pip install -e ./{args.name}",
+            f"  pip install -e './{args.name}[test]'",
             f"  pytest ./{args.name}",
             "  axcore plugins list",
         ]

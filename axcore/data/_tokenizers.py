@@ -160,7 +160,8 @@ def load_tokenizer(directory: str | Path, trusted: tuple[str, ...] = ()) -> Base
             "no tokenizer here",
             code="AX530",
             where=str(path),
-            hint="name a directory that `axcore train` wrote (its tokenizer/ folder)",
+            hint="name a model directory that has a tokenizer/; where foreign weights came without "
+            "one, give `axcore convert` a --tokenizer",
         ) from e
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise DataError(

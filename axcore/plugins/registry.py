@@ -61,6 +61,10 @@ def lookup_error(
     shown = ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
     hints = [did_you_mean(name, known)]
     inactive = [r for r in records if r.status != "active"]
+    owner, _, rest = name.partition(":")
+    seen = {r.distribution for r in records} | {k.partition(":")[0] for k in known}
+    if rest and "=" not in rest.partition(":")[0] and owner not in seen:
+        hints.append(f"is {owner!r} installed? axcore plugins list shows what is")
     hints += [f"plugin {r.label} is {r.status}: {r.reason}" for r in inactive]
     error = PluginLookupError(
         f"{message}; known: {shown or 'none'}",

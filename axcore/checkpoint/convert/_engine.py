@@ -101,6 +101,7 @@ def convert(
             where=str(opened.path),
         )
         size = sum(int(np.prod(p.shape)) * dtype_named(p.dtype).itemsize for p in params.values())
+        _log.info("converting %d tensors as %s", len(opened.infos), name)
         with new_directory(out, size_bytes=size) as partial:
             work = _Import(opened, params, matching, allow_nan, progress)
             work.run(partial / "checkpoints", cfg.to_text())
@@ -108,7 +109,10 @@ def convert(
             if made is not None:
                 made.save(partial / "tokenizer")
             else:
-                _log.warning("the source has no tokenizer that could be read: none was written")
+                _log.warning(
+                    "the source has no tokenizer that could be read: none was written, and text "
+                    "cannot be generated (--tokenizer gives one)"
+                )
             comparison = compare(
                 found,
                 opened,

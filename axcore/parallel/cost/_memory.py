@@ -251,14 +251,15 @@ class _Step:
         """One layer in its backward pass: its values, their gradients, its gathered weights.
 
         Two of its values have their gradients at a time, and the gradient of the largest weight is
-        whole before it is scattered.
+        whole before it is scattered. What elementwise work keeps for itself is fused in here.
         """
         sizes: list[int] = []
         remade = 0
         for value in stack.values:
             if value.dims[-1] == -1 and not keeps_weights:
                 continue
-            size = self.value(stack, value)
+            once = value.product == "none"
+            size = self.value(stack, dataclasses.replace(value, copies=1.0) if once else value)
             sizes.append(size)
             remade += size if kept(value, stack.remat) != "device" else 0
         gradients = sum(sorted(sizes)[-2:])

@@ -90,9 +90,8 @@ def built(model: Any, seq_len: int | None = None) -> tuple[Module, Any]:
         ShardingError: It is neither.
     """
     if isinstance(model, Config) and seq_len is not None and "max_seq_len" in model.fields():
-        if not isinstance(model.max_seq_len, int):
-            model = model.copy()
-            model.max_seq_len = seq_len
+        if not isinstance(getattr(model, "max_seq_len", None), int):
+            model = model.copy().set(max_seq_len=seq_len)
     module = model.instantiate(name="counted") if isinstance(model, Config) else model
     if not isinstance(module, Module):
         raise ShardingError(

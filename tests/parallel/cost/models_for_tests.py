@@ -132,3 +132,7 @@ def qwen3_30b_a3b() -> CausalLM.Config:
         vocab=151936,
         feed_forward=Experts.Config(num_experts=128, top_k=8, hidden_dim=768),
     )
+
+
+MODELS = {"7B": llama2_7b, "70B": llama2_70b, "30B-A3B": qwen3_30b_a3b}
+"""Size -> config, as the tables of published figures name them."""

@@ -128,8 +128,8 @@ def test_a_mesh_of_any_size_needs_no_devices():
     # libtpu's own account for v5p x 256 with a kernel for attention is 2.7 GiB.
     assert found.total / GIB == pytest.approx(2.7, abs=0.3)
     assert found.activations == 32 * 4096 * 4096 * 2  # one row, the input of each layer
-    larger = memory_estimate(cfg.set(batch_size=8192), {"fsdp": 8192}, num_devices=8192)
-    assert larger.parameters == pytest.approx(found.parameters / 32, rel=0.3)
+    larger = memory_estimate(cfg.set(batch_size=4096), {"fsdp": 4096}, num_devices=4096)
+    assert larger.parameters == found.parameters // 16
 
 
 def test_a_cache_has_a_key_and_a_value_per_token():

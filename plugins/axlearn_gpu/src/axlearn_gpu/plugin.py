@@ -53,9 +53,12 @@ def _option(name: str, key: str, value: bool | int | str, reason: str) -> Compil
 
 @hookimpl
 def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
-    """Names accepted by jaxlib 0.10.2; what they gain has not been measured here."""
+    """Names accepted by jaxlib 0.10.2 and 0.12.0.1; what they gain has not been measured here.
+
+    Options that pipeline collectives over the iterations of a loop are left out: the two versions
+    know them under different names.
+    """
     combined = "a layer's weights and gradients travel in one piece, not in pieces of 30 MiB: "
-    ahead = "collectives of one scanned layer run while its neighbour computes: "
     return (
         _option(
             "latency-hiding",
@@ -68,24 +71,6 @@ def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
             "xla_gpu_enable_highest_priority_async_stream",
             True,
             "what others wait for goes first: collectives before kernels",
-        ),
-        _option(
-            "pipelined-all-gather",
-            "xla_gpu_enable_pipelined_all_gather",
-            True,
-            ahead + "weights of the next layer",
-        ),
-        _option(
-            "pipelined-reduce-scatter",
-            "xla_gpu_enable_pipelined_reduce_scatter",
-            True,
-            ahead + "gradients of the previous layer",
-        ),
-        _option(
-            "pipelined-all-reduce",
-            "xla_gpu_enable_pipelined_all_reduce",
-            True,
-            ahead + "gradients of replicas",
         ),
         _option(
             "double-buffering",

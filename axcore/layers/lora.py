@@ -57,6 +57,12 @@ class LowRankAdapter(Layer, BaseDotGeneral):
                 code="AX360",
                 where=f"{self.config_path}.rank",
             )
+        if not math.isfinite(cfg.alpha):
+            raise ModuleError(
+                f"alpha is {cfg.alpha}, expected a finite number",
+                code="AX360",
+                where=f"{self.config_path}.alpha",
+            )
         weight = _weight_of(self, parent)
         num_in = len(weight.fan_in_dims)
         self._in, self._out = weight.shape[:num_in], weight.shape[num_in:]

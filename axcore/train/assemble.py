@@ -8,6 +8,7 @@ A rule never changes a value whose setter is a file, a modifier flag or ``--set`
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from axcore.train.trainer import Trainer
 
 __all__ = ["Assembled", "assemble", "check_sets", "edited", "parse_modifier", "parse_set"]
+
+_ARGUMENTS = re.compile(r":\w+=.*", re.DOTALL)  # of NAME:key=value,...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +64,19 @@ def parse_modifier(text: str) -> Config:
 
     Raises:
         PluginLookupError: No plugin registers the modifier.
-        CliError: An argument is not of the form key=value.
+        CliError: An argument is not of the form key=value, or is there twice.
         ConfigError: An argument is unknown or of a wrong type.
     """
     known = host().modifiers.names()
     # A name may itself hold a colon (acme-moe:moe): the longest registered one counts.
     names = [n for n in known if text == n or text.startswith(f"{n}:")]
-    name = max(names, key=len) if names else text
+    name = max(names, key=len) if names else _ARGUMENTS.sub("", text)
     arguments = text[len(name) + 1 :]
     target = host().modifiers.load(name)
     cfg = target() if callable(target) and not isinstance(target, type) else target.Config()
     if not isinstance(cfg, Config):
         raise CliError(f"modifier {name!r} is no modifier config", code="AX805")
+    given: set[str] = set()
     for part in _split_arguments(arguments):
         key, equals, value = part.partition("=")
         if not equals:
@@ -81,6 +85,10 @@ def parse_modifier(text: str) -> Config:
                 code="AX805",
                 hint=f"for example {name}:key=value",
             )
+        if key.strip() in given or not key.strip():
+            what = "twice" if key.strip() else "without a name"
+            raise CliError(f"modifier {name!r} got {part!r} {what}", code="AX805")
+        given.add(key.strip())
         cfg.set_path_text(key.strip(), value.strip(), trusted=tuple(host().trusted_packages()))
     return cfg
 

@@ -134,6 +134,13 @@ def test_an_unknown_modifier_is_named(train, out):
     assert done.code == 2 and "acme:fast" in done.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"), [("rank=2,rank=3", "'rank=3' twice"), ("=2", "'=2' without a name")]
+)
+def test_a_modifiers_arguments_are_named_once(train, out, arguments, told):
+    assert told in train(out, "--modifier", f"lora:{arguments}").err
+
+
 def test_an_unknown_distribution_in_use_is_named(train, out):
     done = train(out, "--use", "acme-kernels")
     assert done.code == 2 and "acme-kernels" in done.err

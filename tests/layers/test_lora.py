@@ -202,6 +202,8 @@ def test_a_third_partys_linear_layer_keeps_its_own_forward():
 def test_what_an_adapter_cannot_be_is_refused():
     with pytest.raises(ModuleError, match="rank is 0"):
         layer(LoRA.Config(rank=0))
+    with pytest.raises(ModuleError, match="alpha is nan"):
+        layer(LoRA.Config(rank=2, alpha=float("nan")))
     with pytest.raises(ModuleError, match="there is none"):
         LoRA.Config().instantiate(name="m")
     with pytest.raises(ModuleError, match="LowRankAdapter does not define forward, merge"):

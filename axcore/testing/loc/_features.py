@@ -182,7 +182,7 @@ def _folders(more: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     yield "axcore", _OWN
     for folder in more:
         if not folder.is_dir():
-            raise CliError(f"there is no folder {str(folder)!r}", code="AX872", where="--features")
+            raise CliError(f"there is no folder {str(folder)!r}", code="AX872", where="--folder")
         yield str(folder), folder
 
 

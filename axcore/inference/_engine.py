@@ -120,8 +120,8 @@ class Generator:
                 it returns True for are finished.
 
         Raises:
-            CliError: An empty prompt, a non-positive ``max_tokens``, or more tokens than the model
-                has positions for.
+            CliError: An empty prompt, a token that the model does not know, a non-positive
+                ``max_tokens``, or more tokens than the model has positions for.
         """
         longest = self._check(prompts, max_tokens, slide)
         if seeds is None:
@@ -164,6 +164,15 @@ class Generator:
                 "a prompt has no tokens, expected at least one",
                 code="AX821",
                 hint="give a prompt that is not empty",
+            )
+        vocab_size = getattr(self.model.cfg, "vocab_size", None)
+        ids = [i for prompt in prompts for i in prompt]
+        if isinstance(vocab_size, int) and not 0 <= min(ids) <= max(ids) < vocab_size:
+            bad = max(ids) if max(ids) >= vocab_size else min(ids)
+            raise CliError(
+                f"a prompt has the token {bad}, the model knows those from 0 to {vocab_size - 1}",
+                code="AX829",
+                hint="the tokenizer is of another model, or it has tokens that this one lacks",
             )
         longest = max(map(len, prompts))
         limit = self.max_seq_len

@@ -96,6 +96,12 @@ def test_empty_prompts_and_counts_are_refused(generator, prompts, num):
         generator.generate(prompts, num)
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_that_the_model_does_not_know_is_named(generator, token):
+    with pytest.raises(CliError, match=f"has the token {token}, the model knows"):
+        generator.generate([[1, 2], [token]], 3)
+
+
 def test_sampling_is_reproducible_and_follows_the_seed(generator):
     draw = [
         generator.generate([[3, 1]], 12, Sampling(temperature=1.5, seed=s)).tokens

@@ -60,7 +60,9 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         raise CliError(
             f"unknown argument {unknown[0]!r}",
             code="AX800",
-            hint=did_you_mean(option, known) or f"see `{command.prog} --help`",
+            hint=f"give {option} after the command: `{command.prog} {option}`"
+            if option in known
+            else did_you_mean(option, known) or f"see `{command.prog} --help`",
         )
     return args
 

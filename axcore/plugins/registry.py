@@ -63,7 +63,7 @@ def lookup_error(
     inactive = [r for r in records if r.status != "active"]
     owner, _, rest = name.partition(":")
     seen = {r.distribution for r in records} | {k.partition(":")[0] for k in known}
-    if rest and "=" not in rest.partition(":")[0] and owner not in seen:
+    if rest and owner not in seen and not any(hints):
         hints.append(f"is {owner!r} installed? axcore plugins list shows what is")
     hints += [f"plugin {r.label} is {r.status}: {r.reason}" for r in inactive]
     error = PluginLookupError(

@@ -215,7 +215,9 @@ def _check_complete(
             f"the foreign format has no place for {len(left)} parameters: {', '.join(left[:8])}",
             code="AX615",
             where=where,
-            hint="the model has something that its family does not",
+            hint="merge the adapters first: axcore peft merge"
+            if all("/lora_" in path for path in left)
+            else "the model has something that its family does not",
         )
     seen: dict[str, Application] = {}
     for item in items:

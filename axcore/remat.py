@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axcore.errors import ModuleError, did_you_mean
 
-__all__ = ["KNOWN_SITES", "Policy", "Remat", "declare_site", "site"]
+__all__ = ["KNOWN_SITES", "Policy", "Remat", "declare_site", "site", "weight_product"]
 
 Policy = Literal["none", "full", "dots", "dots_no_batch", "offload_dots", "sites"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +37,9 @@ _SITES: dict[str, str] = {
 }
 KNOWN_SITES: Mapping[str, str] = MappingProxyType(_SITES)
 """Site name -> what is there; grows as packages declare their own."""
+
+# No site: not an identifier, so that nobody can declare it.
+_PRODUCT = "weight product"
 
 # Platforms whose XLA backend has a host memory space that a computation can write to.
 _HOST_MEMORY = {"tpu": "pinned_host", "gpu": "pinned_host", "cuda": "pinned_host"}
@@ -79,6 +82,14 @@ def site(x: jax.Array, name: str) -> jax.Array:
     """
     _check_sites((name,), "site")
     return checkpoint_name(x, name)
+
+
+def weight_product(x: jax.Array) -> jax.Array:
+    """Marks ``x`` as the result of a product with a weight, which the ``dots`` policies keep.
+
+    JAX's own policies look for the primitive; a product with derivatives of its own hides it.
+    """
+    return checkpoint_name(x, _PRODUCT)
 
 
 def _check_sites(names: tuple[str, ...], where: str) -> None:
@@ -164,8 +175,7 @@ class Remat:
         if self.policy == "none":
             return policies.everything_saveable
         if self.policy == "offload_dots":
-            host = _host_memory(platform)
-            return policies.offload_dot_with_no_batch_dims(offload_src="device", offload_dst=host)
+            return _offload_products(_host_memory(platform))
         if self.policy == "sites":
             if not self.offload:
                 return policies.save_only_these_names(*self.save)
@@ -179,9 +189,8 @@ class Remat:
             "dots": policies.dots_saveable,
             "dots_no_batch": policies.dots_with_no_batch_dims_saveable,
         }[self.policy]
-        if not self.save:
-            return dots
-        return policies.save_from_both_policies(dots, policies.save_only_these_names(*self.save))
+        named = policies.save_only_these_names(_PRODUCT, *self.save)
+        return policies.save_from_both_policies(dots, named)
 
     def wrap(self, fn: F, *, platform: str, prevent_cse: bool = True) -> F:
         """Returns ``fn`` under ``jax.checkpoint`` with this policy; ``fn`` itself for ``none``.
@@ -195,6 +204,24 @@ class Remat:
             return fn
         checkpoint: Any = jax.checkpoint
         return checkpoint(fn, policy=self.jax_policy(platform), prevent_cse=prevent_cse)
+
+
+def _offload_products(host: str) -> Callable[..., Any]:
+    """Returns the policy that moves products with weights to host memory, marked ones or plain."""
+    policies = jax.checkpoint_policies
+    named = policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[_PRODUCT],
+        offload_src="device",
+        offload_dst=host,
+    )
+    plain = policies.offload_dot_with_no_batch_dims(offload_src="device", offload_dst=host)
+
+    def policy(primitive: Any, *args: Any, **params: Any) -> Any:
+        chosen = named if primitive.name == "name" else plain
+        return chosen(primitive, *args, **params)
+
+    return policy
 
 
 def _host_memory(platform: str) -> str:

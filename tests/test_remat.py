@@ -3,13 +3,26 @@ import jax.numpy as jnp
 import pytest
 
 from axcore.errors import ModuleError
-from axcore.remat import KNOWN_SITES, Remat, declare_site, site
+from axcore.remat import KNOWN_SITES, Remat, declare_site, site, weight_product
 
 
 def _block(x, w):
     h = site(jnp.sin(x @ w), "ffn_hidden")
     h = site(jnp.cos(h), "ffn_out")
     return jnp.sum(jnp.sin(h) ** 2)
+
+
+@jax.custom_vjp
+def _own_product(x, w):
+    return x @ w
+
+
+_own_product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
+
+
+def _two_products(x, w):
+    h = jnp.sin(weight_product(_own_product(x, w)))
+    return jnp.sum(jnp.sin(weight_product(_own_product(h, w))))
 
 
 def _saved(remat: Remat) -> set[tuple[int, ...]]:
@@ -51,6 +64,16 @@ def test_sites_keep_the_named_ones_only():
     assert len(_saved(Remat("sites", save=("ffn_hidden",)))) == 1
     assert len(_saved(Remat("sites", save=("ffn_hidden", "ffn_out")))) == 2
     assert len(_saved(Remat("sites"))) == 0
+
+
+@pytest.mark.parametrize("policy", ["dots", "dots_no_batch", "offload_dots"])
+def test_products_with_derivatives_of_their_own_are_kept(policy):
+    def kept(remat: Remat) -> int:
+        fn = remat.wrap(lambda x: _two_products(x, jnp.ones((4, 4))), platform="cpu")
+        _, pullback = jax.vjp(fn, jnp.ones((2, 4)))
+        return sum(leaf.shape == (2, 4) for leaf in jax.tree.leaves(pullback))
+
+    assert kept(Remat(policy)) == kept(Remat("full")) + 2
 
 
 def test_none_leaves_the_function_alone():

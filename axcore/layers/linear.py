@@ -10,6 +10,7 @@ from axcore.layers.base import Layer
 from axcore.layers.initializers import VarianceScaling, Zeros
 from axcore.module import Initializer
 from axcore.ops import BaseDotGeneral, DotGeneral
+from axcore.remat import weight_product
 
 __all__ = ["Linear", "replacement"]
 
@@ -77,7 +78,7 @@ class Linear(Layer):
             )
         lhs = tuple(range(x.ndim - num_in, x.ndim))
         dims = ((lhs, tuple(range(num_in))), ((), ()))
-        y = self.dot(x.astype(self.compute_dtype), self._param("weight"), dims)
+        y = weight_product(self.dot(x.astype(self.compute_dtype), self._param("weight"), dims))
         return y + self._param("bias") if self.cfg.bias else y
 
 

@@ -105,9 +105,10 @@ def test_a_tied_head_counts_as_a_product_and_its_table_once():
         Remat(),
         Remat("full"),
         Remat("sites", save=("qkv_proj", "attn_out")),
-        Remat("sites", save=("attn_context", "ffn_hidden", "ffn_gate")),
+        Remat("dots_no_batch"),
+        Remat("dots"),
     ],
-    ids=["none", "full", "published-gpu-sites", "other-sites"],
+    ids=["none", "full", "published-gpu-sites", "products-with-weights", "products"],
 )
 def test_hardware_flops_are_those_of_the_traced_step(remat):
     model = language_model(**SMALL)

@@ -197,6 +197,7 @@ class _Import:
             digest = hashlib.sha256()
             arrays.append(self._source.read(name, digest))
             hashes.append(digest.hexdigest())
+            self._check_kind(name, arrays[-1].dtype, item)
         if item.foreign:
             ours = item.transform.to_ours(arrays, item.shapes)
         else:
@@ -223,6 +224,18 @@ class _Import:
                 sha256=tuple(sums),
             )
         )
+
+    def _check_kind(self, name: str, dtype: np.dtype, item: Application) -> None:
+        """Whole numbers and booleans in a parameter's place are codes of something else."""
+        wanted = self._params[item.paths[0]].dtype
+        if dtype.kind in "biu" and dtype_named(wanted).kind not in "biu":
+            raise CheckpointError(
+                f"tensor {name!r} holds {dtype.name}, expected floating-point numbers for "
+                f"{item.paths[0]}",
+                code="AX624",
+                where=str(self._source.path),
+                hint="quantized weights need a converter that knows their scales",
+            )
 
     def _check_tied(self) -> None:
         """Tensors that are said to repeat others must do so."""

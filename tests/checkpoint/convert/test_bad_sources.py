@@ -118,6 +118,11 @@ def test_nan_and_infinity_are_refused_by_name(write_hf, tensors, refused):
     assert "h.1.up.bias has values that are NaN or infinite" in refused(write_hf(tensors))
 
 
+def test_codes_in_the_place_of_numbers_are_refused(write_hf, tensors, refused):
+    tensors["lnf.bias"] = np.ones(tensors["lnf.bias"].shape, np.int32)
+    assert "'lnf.bias' holds int32, expected floating-point numbers" in refused(write_hf(tensors))
+
+
 def test_what_float16_cannot_hold_is_refused(write_hf, tensors, refused):
     tensors["wpe"][0, 0] = 1e6
     assert "wpe has values that are NaN or infinite, as float16" in refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import CliError
 
 __all__ = ["add_parser", "evaluate"]
+
+# In a batch of texts, unless --batch-size says more.
+_MOST_TOKENS = 8192
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -52,7 +56,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--batch-size",
         metavar="N",
         type=int,
-        help="with --text: windows at a time (default: what the run trained with)",
+        help="with --text: windows at a time (default: what the run trained with, and no more than "
+        f"{_MOST_TOKENS:,} tokens)",
     )
     command.add_argument(
         "--step", metavar="N", type=int, help="a saved step (default: the newest good one)"
@@ -115,6 +120,7 @@ def evaluate(args: argparse.Namespace) -> CommandResult:
         "text": args.text,
         "context": data.seq_len if args.text else None,
         "stride": data.stride if args.text else None,
+        "batch_size": num_rows,
     }
     return CommandResult(out, _text(evals, reference, loaded.step))
 
@@ -143,8 +149,10 @@ class _Texts:
         self._source = TextFiles.Config(paths=tuple(args.text)).instantiate()
         self._source.prepare()
         cfg = loaded.trainer.cfg
-        self.batch_size: int = args.batch_size or cfg.batch_size
         self.seq_len: int = args.context or cfg.seq_len
+        # What a pod trains with does not fit a laptop.
+        fitting = min(cfg.batch_size, max(1, _MOST_TOKENS // self.seq_len))
+        self.batch_size: int = args.batch_size or fitting
         limit = getattr(cfg.model, "max_seq_len", None)
         if isinstance(limit, int) and self.seq_len > limit:
             raise CliError(
@@ -172,6 +180,11 @@ class _Texts:
                     hint="leave it out: rows of other tasks do not overlap",
                 )
             self.stride = None
+        elif not args.batch_size:
+            # A short text does not fill it.
+            fitting, self.batch_size = self.batch_size, 1
+            windows = sum(1 for _ in itertools.islice(self.heldout(), fitting))
+            self.batch_size = max(1, windows)
 
     def heldout(
         self, rows: Sequence[int] | None = None, *, max_documents: int | None = None

@@ -235,6 +235,20 @@ def test_evaluation_of_texts_counts_all_their_bytes(cli, trained, tmp_path):
     assert metrics["bits_per_byte"] == pytest.approx(nats / math.log(2) / num_bytes)
 
 
+def test_evaluation_of_texts_takes_no_batch_of_a_pod(cli, trained, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("Some words.\n")
+    copy = tmp_path / "copy"
+    shutil.copytree(trained.out, copy)
+    config = (copy / "config.txt").read_text().splitlines()
+    lines = ["batch_size: 65536" if x.startswith("batch_size: ") else x for x in config]
+    (copy / "config.txt").write_text("\n".join(lines) + "\n")
+    data = cli("eval", "--from", copy, "--text", text, "--json").json
+    assert data["batch_size"] * data["context"] <= 8192
+    same = cli("eval", "--from", trained.out, "--text", text, "--json").json
+    assert data["metrics"]["bits_per_byte"] == pytest.approx(same["metrics"]["bits_per_byte"])
+
+
 def test_evaluation_as_text(cli, trained):
     done = cli("eval", "--from", trained.out)
     assert done.code == 0 and "bits_per_byte" in done.out and "uniform" in done.out

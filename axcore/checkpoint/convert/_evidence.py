@@ -98,7 +98,7 @@ def transformers_oracle(source: TensorSource) -> Oracle | None:
         raise CheckpointError(
             f"transformers cannot run it: {type(error).__name__}: {text}", code="AX623"
         ) from error
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     model.eval()
 
@@ -111,7 +111,7 @@ def transformers_oracle(source: TensorSource) -> Oracle | None:
 
 def _safetensors_model(source: TensorSource) -> Any:
     with _quiet_transformers() as transformers:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         directory = source.path if source.path.is_dir() else source.path.parent
         return transformers.AutoModelForCausalLM.from_pretrained(
@@ -126,8 +126,8 @@ def _safetensors_model(source: TensorSource) -> Any:
 def _gguf_model(source: TensorSource) -> Any:
     """``transformers``' own reader of GGUF; ``from_pretrained`` wants one package more for it."""
     with _quiet_transformers() as transformers:
-        import torch
-        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+        import torch  # pyright: ignore[reportMissingImports]
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint  # pyright: ignore[reportMissingImports]
 
         path = str(source.path)
         settings = load_gguf_checkpoint(path, return_tensors=False)["config"]
@@ -151,7 +151,7 @@ def _quiet_transformers() -> Iterator[Any]:
     try:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import transformers
+            import transformers  # pyright: ignore[reportMissingImports]
 
             yield transformers
     finally:

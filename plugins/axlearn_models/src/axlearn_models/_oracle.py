@@ -37,8 +37,8 @@ def transformers_model(source: TensorSource, auto_class: str) -> Any:
     try:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import torch
-            import transformers
+            import torch  # pyright: ignore[reportMissingImports]
+            import transformers  # pyright: ignore[reportMissingImports]
 
             return (
                 getattr(transformers, auto_class)

@@ -69,7 +69,7 @@ class HuggingFaceBert(ModelFamily):
 
     def oracle(self, source: TensorSource) -> Oracle | None:
         """The last layer's output; see :meth:`ModelFamily.oracle`."""
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         model = transformers_model(source, "AutoModel")
 
@@ -117,7 +117,7 @@ class HuggingFaceBertMaskedLM(ModelFamily):
 
     def oracle(self, source: TensorSource) -> Oracle | None:
         """The head's logits; see :meth:`ModelFamily.oracle`."""
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         model = transformers_model(source, "AutoModelForMaskedLM")
 

@@ -105,7 +105,7 @@ class GlassLM(ModelFamily):
                 code="AX623",
                 hint="with it the source's own logits are compared",
             )
-        import glassllm
+        import glassllm  # pyright: ignore[reportMissingImports]
 
         model = glassllm.GlassLM.load(source.path)
 

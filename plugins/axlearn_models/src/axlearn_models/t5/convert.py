@@ -160,7 +160,7 @@ class HuggingFaceT5(ModelFamily):
 
     def oracle(self, source: TensorSource) -> Oracle | None:
         """Logits where the ids are the source and what has been written too."""
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         model = transformers_model(source, "AutoModelForSeq2SeqLM")
 

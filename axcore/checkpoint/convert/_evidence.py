@@ -22,7 +22,7 @@ from axcore.errors import CheckpointError
 if TYPE_CHECKING:
     from axcore.checkpoint.convert._family import ModelFamily, Oracle
 
-__all__ = ["compare", "model_logits", "prompt_ids", "transformers_oracle"]
+__all__ = ["compare", "model_logits", "prompt_ids", "transformers_model", "transformers_oracle"]
 
 _log = logging.getLogger("axcore.convert")
 
@@ -84,23 +84,8 @@ def transformers_oracle(source: TensorSource) -> Oracle | None:
     """
     if source.format not in ("hf", "gguf"):
         return None
-    for package in ("torch", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            raise CheckpointError(
-                f"{package} is not installed",
-                code="AX623",
-                hint="with torch and transformers the source's own logits are compared",
-            )
-    try:
-        model = _gguf_model(source) if source.format == "gguf" else _safetensors_model(source)
-    except Exception as error:  # whatever another library makes of the files
-        text = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"transformers cannot run it: {type(error).__name__}: {text}", code="AX623"
-        ) from error
+    model = transformers_model(source)
     import torch  # pyright: ignore[reportMissingImports]
-
-    model.eval()
 
     def run(ids: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -109,12 +94,41 @@ def transformers_oracle(source: TensorSource) -> Oracle | None:
     return run
 
 
-def _safetensors_model(source: TensorSource) -> Any:
+def transformers_model(source: TensorSource, auto_class: str = "AutoModelForCausalLM") -> Any:
+    """Returns a source as a torch model in float32, read without network and without foreign code.
+
+    Args:
+        source: A directory with ``config.json`` and safetensors, or a GGUF file of a causal
+            language model.
+        auto_class: Which of the ``Auto`` classes of ``transformers`` reads the directory.
+
+    Raises:
+        CheckpointError: ``transformers`` is absent or cannot run it (AX623).
+    """
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise CheckpointError(
+                f"{package} is not installed",
+                code="AX623",
+                hint="with torch and transformers the source's own outputs are compared",
+            )
+    try:
+        if source.format == "gguf":
+            return _gguf_model(source).eval()
+        return _safetensors_model(source, auto_class).eval()
+    except Exception as error:  # whatever another library makes of the files
+        text = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"transformers cannot run it: {type(error).__name__}: {text}", code="AX623"
+        ) from error
+
+
+def _safetensors_model(source: TensorSource, auto_class: str) -> Any:
     with _quiet_transformers() as transformers:
         import torch  # pyright: ignore[reportMissingImports]
 
         directory = source.path if source.path.is_dir() else source.path.parent
-        return transformers.AutoModelForCausalLM.from_pretrained(
+        return getattr(transformers, auto_class).from_pretrained(
             directory,
             dtype=torch.float32,
             local_files_only=True,

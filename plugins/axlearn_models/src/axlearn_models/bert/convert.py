@@ -20,6 +20,7 @@ from axcore.checkpoint.convert import (
     TensorRule,
     TensorSource,
     Tied,
+    transformers_model,
 )
 from axcore.layers import FirstTokenPooler, LayerNorm, Linear, Normal
 from axcore.train import Trainer
@@ -30,7 +31,6 @@ from axlearn_models._hugging_face import (
     leave_attention_dropout,
     settings_of,
 )
-from axlearn_models._oracle import transformers_model
 
 __all__ = ["HuggingFaceBert", "HuggingFaceBertMaskedLM"]
 

@@ -19,6 +19,7 @@ from axcore.checkpoint.convert import (
     TensorSource,
     Tied,
     TorchLinear,
+    transformers_model,
 )
 from axcore.layers import (
     Dropout,
@@ -30,7 +31,6 @@ from axcore.layers import (
 from axcore.train import Trainer
 from axlearn_models._encoders import exported, outputs_of
 from axlearn_models._hugging_face import cannot_say, check_all_read, settings_of
-from axlearn_models._oracle import transformers_model
 from axlearn_models.t5.config import resized
 
 __all__ = ["HuggingFaceT5"]

@@ -18,6 +18,7 @@ from axcore.checkpoint.convert import (
     TensorRule,
     TensorSource,
     Transpose,
+    transformers_model,
 )
 from axcore.layers import Dropout, LayerNorm
 from axcore.train import Trainer
@@ -28,7 +29,6 @@ from axlearn_models._hugging_face import (
     leave_attention_dropout,
     settings_of,
 )
-from axlearn_models._oracle import transformers_model
 
 __all__ = ["HuggingFaceViT"]
 

@@ -133,10 +133,17 @@ class _Program:
 
         trainer = loaded.trainer
         self.rows = tuple(range(num_rows))
-        self._params = loaded.state
+        self._params, self._model = loaded.state, loaded.model
         self._step = jax.jit(lambda params, batch: trainer.eval_step(params, batch))
 
     def __call__(self, batch: Any) -> Any:
+        import numpy as np
+
+        from axcore.inference import check_ids
+
+        if {"input_ids", "segment_ids"} <= set(batch):
+            ids, segments = np.asarray(batch["input_ids"]), np.asarray(batch["segment_ids"])
+            check_ids(self._model, ids[segments != 0], "the text")
         return self._step(self._params, batch)
 
 

@@ -1,6 +1,6 @@
 """Inference: generation with the modules that train, and reading model directories."""
 
-from axcore.inference._engine import Generation, Generator
+from axcore.inference._engine import Generation, Generator, check_ids
 from axcore.inference._model_dir import LoadedModel, load_model
 from axcore.inference._sampling import Chooser, Sampling
 from axcore.inference._text import Completion, TextStream, complete
@@ -14,6 +14,7 @@ __all__ = [
     "LoadedModel",
     "Sampling",
     "TextStream",
+    "check_ids",
     "complete",
     "load_model",
     "unrolled",

@@ -165,15 +165,7 @@ class Generator:
                 code="AX821",
                 hint="give a prompt that is not empty",
             )
-        vocab_size = getattr(self.model.cfg, "vocab_size", None)
-        ids = [i for prompt in prompts for i in prompt]
-        if isinstance(vocab_size, int) and not 0 <= min(ids) <= max(ids) < vocab_size:
-            bad = max(ids) if max(ids) >= vocab_size else min(ids)
-            raise CliError(
-                f"a prompt has the token {bad}, the model knows those from 0 to {vocab_size - 1}",
-                code="AX829",
-                hint="the tokenizer is of another model, or it has tokens that this one lacks",
-            )
+        check_ids(self.model, [i for prompt in prompts for i in prompt], "a prompt")
         longest = max(map(len, prompts))
         limit = self.max_seq_len
         if limit is not None and longest + max_tokens > limit and not (slide and len(prompts) == 1):
@@ -367,3 +359,19 @@ def _updated(caches: dict[str, Any], collection: OutputCollection) -> dict[str, 
 def _round_up(length: int, limit: int | None) -> int:
     rounded = max(16, 1 << (length - 1).bit_length()) if length <= 256 else -(-length // 256) * 256
     return rounded if limit is None else min(rounded, limit)
+
+
+def check_ids(model: Module, ids: Any, what: str) -> None:
+    """Raises CliError (AX829) for a token id, of an int array or list, that the model lacks."""
+    vocab_size = getattr(model.cfg, "vocab_size", None)
+    array = np.asarray(ids)
+    if not isinstance(vocab_size, int) or not array.size:
+        return
+    least, most = int(array.min()), int(array.max())
+    if least < 0 or most >= vocab_size:
+        bad = most if most >= vocab_size else least
+        raise CliError(
+            f"{what} has the token {bad}, the model knows those from 0 to {vocab_size - 1}",
+            code="AX829",
+            hint="the tokenizer is of another model, or it has tokens that this one lacks",
+        )

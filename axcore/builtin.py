@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from axcore.plugins.hookspecs import hookimpl
 from axcore.plugins.specs import (
+    CompilerSpec,
     InstanceTypeSpec,
     KernelSpec,
     LayerSpec,
@@ -59,6 +60,17 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
             platform="cpu",
             target="axcore.parallel.instances:resolve_cpu",
             description="simulated devices on this machine's CPU: cpu-8 has eight",
+        ),
+    )
+
+
+@hookimpl
+def axcore_compilers() -> Iterable[CompilerSpec]:
+    return (
+        CompilerSpec(
+            platform="cpu",
+            target="axcore.parallel.aot._cpu:CpuCompiler",
+            description="XLA for this machine's CPU, on simulated devices",
         ),
     )
 

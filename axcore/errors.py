@@ -4,7 +4,7 @@ Every error a user can meet derives from :class:`AxcoreError`. The command line 
 ``error: MESSAGE [CODE]`` and ``hint: HINT``; a traceback appears only with ``--debug``.
 
 Codes are stable: AX1xx config, AX2xx plugins, AX3xx modules, AX4xx ops, AX45x sharding,
-AX5xx data, AX6xx checkpoints, AX7xx training, AX8xx command line and inference.
+AX48x compiling without a device, AX5xx data, AX6xx checkpoints, AX7xx training, AX8xx command line and inference.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "AotError",
     "AxcoreError",
     "CheckpointError",
     "CliError",
@@ -108,6 +109,12 @@ class ShardingError(AxcoreError, ValueError):
     """A mesh, rule or spec that does not fit (AX45x)."""
 
     default_code = "AX450"
+
+
+class AotError(AxcoreError, ValueError):
+    """A program that cannot be compiled for a machine that is not here (AX480-489)."""
+
+    default_code = "AX480"
 
 
 class DataError(AxcoreError, ValueError):

@@ -29,10 +29,14 @@ class Instance:
         hbm_bandwidth_bytes: Memory bandwidth of one device, bytes/s.
         ici_bandwidth_bytes: One-way bandwidth of one device to its peers inside a slice or
             NVLink domain, bytes/s; None where there is no such network.
+        ici_domain_devices: Devices that this network joins; None where it joins a whole slice.
         dcn_bandwidth_bytes: One-way bandwidth of one host to other hosts or slices, bytes/s.
         num_slices: Slices (groups of devices joined by the fast network).
         topology: Shape of one slice as the vendor writes it, such as ``"4x8x8"``.
         device_kind: What JAX calls the device, if known.
+        matmul_efficiency: Share of the peak that the large products of a training step reach, for
+            predicted step times; None where nobody has fitted it.
+        matmul_efficiency_source: The command and the measurements that it comes from.
         price_per_hour: Price of the whole instance, US dollars per hour, if known.
         simulated_devices: Number of devices that are simulated on one host, or None.
         attributes: What else its own plugin needs, such as the compiler's target description.
@@ -47,10 +51,13 @@ class Instance:
     peak_flops: Mapping[str, float] = NOTHING
     hbm_bandwidth_bytes: float | None = None
     ici_bandwidth_bytes: float | None = None
+    ici_domain_devices: int | None = None
     dcn_bandwidth_bytes: float | None = None
     num_slices: int = 1
     topology: str | None = None
     device_kind: str | None = None
+    matmul_efficiency: float | None = None
+    matmul_efficiency_source: str = ""
     price_per_hour: float | None = None
     simulated_devices: int | None = None
     attributes: Mapping[str, str] = NOTHING

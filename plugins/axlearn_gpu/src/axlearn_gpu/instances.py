@@ -69,6 +69,7 @@ def resolve(name: str) -> Instance:
         peak_flops=gpu.peak_flops,
         hbm_bandwidth_bytes=gpu.hbm_bandwidth_bytes,
         ici_bandwidth_bytes=gpu.nvlink_bandwidth_bytes,
+        ici_domain_devices=min(count, machine.nvlink_domain),
         # A part of a host has its part of the adapters.
         dcn_bandwidth_bytes=machine.network_bytes * per_host / machine.gpus,
         device_kind=gpu.device_kind,

@@ -59,6 +59,7 @@ def resolve(name: str) -> Instance:
         peak_flops={dtype: flops / parts for dtype, flops in chip.peak_flops.items()},
         hbm_bandwidth_bytes=chip.hbm_bandwidth_bytes / parts,
         ici_bandwidth_bytes=machine.link_bandwidth_bytes / parts,
+        ici_domain_devices=min(hosts, machine.link_domain) * machine.chips * parts,
         dcn_bandwidth_bytes=machine.network_bytes,
         attributes={
             "chips": str(machine.chips * hosts),

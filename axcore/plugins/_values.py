@@ -30,7 +30,7 @@ _TABLE: Sequence[tuple[str, Callable[[object], bool], str]] = (
     ("platform platforms+", _text(r"[a-z][a-z0-9_]*|\*"), "a JAX platform such as 'gpu', or '*'"),
     ("target supports? detect?", _text(rf"{_DOTTED}:{_DOTTED}"), "'module:attribute'"),
     ("op implementation events+", _is_identifier, _IDENTIFIER),
-    ("argument axes*", _is_identifier, _IDENTIFIER),  # the parts of partitioning
+    ("argument axes* communicates*", _is_identifier, _IDENTIFIER),  # the parts of partitioning
     ("description scope", _text(r"(?s).*"), "a string"),
     ("reason", _text(r"(?s).*\S.*"), "a sentence that says why"),
     ("priority", lambda value: type(value) is int, "an int"),

@@ -49,6 +49,7 @@ class KernelChoice:
         refused: Better-placed implementations that do not serve the call.
         call: The call as kernels saw it.
         fallback: Whether ``chosen`` stands below the target's acceptable list.
+        stand_in: What is traced in place of ``chosen``, for a compiler that cannot build it.
     """
 
     site: str
@@ -57,6 +58,7 @@ class KernelChoice:
     refused: tuple[Refusal, ...]
     call: OpCall
     fallback: bool = False
+    stand_in: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of ``axcore kernels explain`` and of ``report.json``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import Any
 
 import jax
 
-__all__ = ["CompiledStep", "MemoryUse", "compile_step"]
+__all__ = ["CompiledStep", "LoweredStep", "MemoryUse", "compile_step", "lower_step"]
+
+Options = Mapping[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class MemoryUse:
         """Upper bound of device memory in use at one time."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
+    def to_json(self) -> dict[str, int]:
+        """Returns a plain dictionary, with the peak."""
+        return {**dataclasses.asdict(self), "peak": self.peak}
+
 
 @dataclass(frozen=True)
 class CompiledStep:
@@ -61,22 +68,58 @@ class CompiledStep:
     memory: MemoryUse | None
     flops: float | None
     bytes_accessed: float | None
-    options: Mapping[str, bool | int | float | str]
+    options: Options
 
     def __call__(self, *args: Any) -> Any:
         """Runs the program; a training loop saves a call frame with ``step.call``."""
         return self.call(*args)
 
 
-def compile_step(
+@dataclass(frozen=True)
+class LoweredStep:
+    """A program that is traced and lowered for its devices, and not compiled yet.
+
+    Attributes:
+        jaxpr: The traced program, for counting.
+        lowered: The lowered program, for its text.
+        lower_seconds: Tracing and lowering.
+    """
+
+    jaxpr: Any = field(repr=False)
+    lowered: Any = field(repr=False)
+    lower_seconds: float
+
+    def compile(self, compiler_options: Options | None = None) -> CompiledStep:
+        """Compiles it.
+
+        Args:
+            compiler_options: XLA options of the program.
+        """
+        options: dict[str, Any] = dict(compiler_options or {})
+        start = time.perf_counter()
+        compiled = self.lowered.compile(compiler_options=options or None)
+        seconds = time.perf_counter() - start
+        cost = compiled.cost_analysis() or {}
+        return CompiledStep(
+            call=compiled,
+            lowered=self.lowered,
+            lower_seconds=self.lower_seconds,
+            compile_seconds=seconds,
+            memory=_memory(compiled),
+            flops=cost.get("flops"),
+            bytes_accessed=cost.get("bytes accessed"),
+            options=options,
+        )
+
+
+def lower_step(
     fn: Callable[..., Any],
     *args: Any,
     in_shardings: Any = None,
     out_shardings: Any = None,
     donate: Sequence[int] = (),
-    compiler_options: Mapping[str, bool | int | float | str] | None = None,
-) -> CompiledStep:
-    """Compiles ``fn`` for arguments of the given shapes.
+) -> LoweredStep:
+    """Traces and lowers ``fn`` for arguments of the given shapes.
 
     The function is jitted afresh, so that nothing is taken from a trace for another target.
 
@@ -87,7 +130,6 @@ def compile_step(
             those that the arguments have.
         out_shardings: Shardings of the outputs; None leaves them to the compiler.
         donate: Numbers of the arguments whose buffers the outputs may take.
-        compiler_options: XLA options of the program.
     """
 
     def fresh(*a: Any) -> Any:
@@ -101,22 +143,33 @@ def compile_step(
         kwargs["out_shardings"] = out_shardings
     fresh.__name__ = getattr(fn, "__name__", "step")
     start = time.perf_counter()
-    lowered = jax.jit(fresh, **kwargs).lower(*args)
-    middle = time.perf_counter()
-    options: dict[str, Any] = dict(compiler_options or {})
-    compiled = lowered.compile(compiler_options=options or None)
-    end = time.perf_counter()
-    cost = compiled.cost_analysis() or {}
-    return CompiledStep(
-        call=compiled,
-        lowered=lowered,
-        lower_seconds=middle - start,
-        compile_seconds=end - middle,
-        memory=_memory(compiled),
-        flops=cost.get("flops"),
-        bytes_accessed=cost.get("bytes accessed"),
-        options=options,
+    traced = jax.jit(fresh, **kwargs).trace(*args)
+    lowered = traced.lower()
+    return LoweredStep(traced.jaxpr, lowered, time.perf_counter() - start)
+
+
+def compile_step(
+    fn: Callable[..., Any],
+    *args: Any,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    donate: Sequence[int] = (),
+    compiler_options: Options | None = None,
+) -> CompiledStep:
+    """Compiles ``fn`` for arguments of the given shapes; see :func:`lower_step`.
+
+    Args:
+        fn: The pure function, of positional arguments.
+        *args: Pytrees of arrays or ``jax.ShapeDtypeStruct``; no data is needed.
+        in_shardings: Shardings of the arguments.
+        out_shardings: Shardings of the outputs.
+        donate: Numbers of the arguments whose buffers the outputs may take.
+        compiler_options: XLA options of the program.
+    """
+    lowered = lower_step(
+        fn, *args, in_shardings=in_shardings, out_shardings=out_shardings, donate=donate
     )
+    return lowered.compile(compiler_options)
 
 
 def _memory(compiled: Any) -> MemoryUse | None:

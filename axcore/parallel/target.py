@@ -30,6 +30,8 @@ class ProgramTarget:
         rules: The sharding rules.
         kernels: Op -> acceptable implementations, best first.
         fallbacks: Ops that may fall back to the reference when none of those serves a call.
+        stand_ins: ``OP.IMPLEMENTATION`` -> the implementation that is traced in its place, for a
+            compiler that cannot build the former.
         options: What else changes the traced program, such as ``{"quantization": "fp8"}``.
     """
 
@@ -39,11 +41,13 @@ class ProgramTarget:
     rules: ShardingRules = field(default_factory=ShardingRules)
     kernels: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMapping[tuple[str, ...]])
     fallbacks: frozenset[str] = frozenset()
+    stand_ins: Mapping[str, str] = field(default_factory=FrozenMapping[str])
     options: Mapping[str, str] = field(default_factory=FrozenMapping[str])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernels", FrozenMapping(self.kernels))
         object.__setattr__(self, "fallbacks", frozenset(self.fallbacks))
+        object.__setattr__(self, "stand_ins", FrozenMapping(self.stand_ins))
         object.__setattr__(self, "options", FrozenMapping(self.options))
         self.rules.check()
 
@@ -56,6 +60,7 @@ class ProgramTarget:
         *,
         kernels: Mapping[str, tuple[str, ...]] | None = None,
         fallbacks: Iterable[str] = (),
+        stand_ins: Mapping[str, str] | None = None,
         options: Mapping[str, str] | None = None,
     ) -> ProgramTarget:
         """Returns the target of a mesh on an instance."""
@@ -66,6 +71,7 @@ class ProgramTarget:
             rules=rules or ShardingRules(),
             kernels=kernels or {},
             fallbacks=frozenset(fallbacks),
+            stand_ins=stand_ins or {},
             options=options or {},
         )
 
@@ -152,7 +158,7 @@ class ProgramTarget:
             mesh = f"{tuple(self.mesh.shape.items())}:{self.mesh.axis_types}:{devices}"
         # Sorted: mappings are equal in any order.
         mappings = [vars(self.rules)[n] for n in sorted(vars(self.rules))]
-        mappings += [self.kernels, self.options]
+        mappings += [self.kernels, self.stand_ins, self.options]
         parts = (
             (self.instance, self.platform, mesh, sorted(self.fallbacks)),
             *(sorted(m.items()) for m in mappings),

@@ -1,0 +1,153 @@
+"""Which data a compiled program moves between devices, and along which mesh axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from axcore.parallel.aot._hlo import Instruction, Program
+
+__all__ = ["Collective", "find_collectives"]
+
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_EXPLICIT = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind along the same mesh axes, loops by their trip counts.
+
+    Attributes:
+        kind: Such as ``all-gather``.
+        mesh_axes: Mesh axes whose devices take part, joined by ``+``; ``unknown`` where the groups
+            are no product of axes.
+        count: How many run in a step.
+        bytes: Bytes of a step on one device: of what goes in or comes out, whichever is more.
+    """
+
+    kind: str
+    mesh_axes: str
+    count: int
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a plain dictionary."""
+        return dataclasses.asdict(self)
+
+
+def find_collectives(program: Program, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    """Returns what moves between devices, the most bytes first.
+
+    Args:
+        program: The compiled program.
+        mesh: Mesh axis -> size, in the mesh's order; the program's partitions are its devices in
+            that order.
+    """
+    sums: dict[tuple[str, str], list[int]] = {}
+    for computation, times, instruction in program.walk(fused=True):
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in _KINDS:
+            continue
+        group = _group(instruction, mesh)
+        size = _payload(program, computation, instruction, kind, 1 if group is None else len(group))
+        total = sums.setdefault((kind, _axes(group, mesh)), [0, 0])
+        total[0] += times
+        total[1] += times * size
+    found = [Collective(*key, *total) for key, total in sums.items()]
+    return tuple(sorted(found, key=lambda c: (-c.bytes, c.kind, c.mesh_axes)))
+
+
+def _payload(
+    program: Program, computation: str, instruction: Instruction, kind: str, group_size: int
+) -> int:
+    """Bytes of the operands, of all that is gathered for an all-gather."""
+    inside = program.computations[computation]
+    operands = [inside[name].result_bytes for name in instruction.operands if name in inside]
+    if not operands:
+        return instruction.result_bytes
+    if kind == "ragged-all-to-all":
+        return operands[0]  # the others are where its parts go
+    return sum(operands) * (group_size if kind == "all-gather" else 1)
+
+
+def _group(instruction: Instruction, mesh: Mapping[str, int]) -> list[int] | None:
+    """Returns the partitions of one group; all of them where none are named."""
+    num = int(np.prod(list(mesh.values()))) if mesh else 1
+    text = instruction.attributes
+    pairs = _PAIRS.search(text)
+    if pairs is not None:
+        return _connected(pairs.group(1))
+    iota = _IOTA.search(text)
+    if iota is not None:
+        dims, shape, order = (_ints(part) for part in iota.groups())
+        ids = np.arange(int(np.prod(shape))).reshape(shape)
+        ids = ids.transpose(order) if order else ids
+        return ids.reshape(dims)[0].tolist()
+    named = _MESH.search(text)
+    if named is not None:
+        return _named_group(*named.groups())
+    explicit = _EXPLICIT.search(text)
+    if explicit is None:
+        return None
+    first = (explicit.group(1) or "").partition("}")[0].lstrip("{")
+    return _ints(first) if first else list(range(num))
+
+
+def _named_group(sizes: str, axes: str) -> list[int] | None:
+    """The first group of ``mesh['a'=4,'b'=2] {'b'}``; None for parts of axes."""
+    parsed = [part.rpartition("=") for part in sizes.split(",")]
+    names = [name.strip().strip("'\"") for name, _, _ in parsed]
+    wanted = [name.strip().strip("'\"") for name in axes.split(",") if name.strip()]
+    if any(name not in names for name in wanted):
+        return None
+    grid = np.arange(int(np.prod([int(n) for _, _, n in parsed])))
+    grid = grid.reshape([int(n) for _, _, n in parsed])
+    index = tuple(slice(None) if name in wanted else 0 for name in names)
+    return np.ravel(grid[index]).tolist()
+
+
+def _connected(pairs: str) -> list[int]:
+    """The devices that the first pair's data can come to."""
+    following = {a: b for a, b in (_ints(p) for p in re.findall(r"\{(\d+,\d+)\}", pairs))}
+    if not following:
+        return []
+    start = min(following)
+    chain = [start]
+    while following.get(chain[-1]) is not None and following[chain[-1]] not in chain:
+        chain.append(following[chain[-1]])
+    return chain
+
+
+def _axes(group: list[int] | None, mesh: Mapping[str, int]) -> str:
+    """Names the mesh axes along which the members of a group differ."""
+    if not group or not mesh:
+        return _UNKNOWN
+    shape = tuple(mesh.values())
+    if max(group) >= int(np.prod(shape)):
+        return _UNKNOWN
+    coordinates = np.unravel_index(np.array(group), shape)
+    varies = [name for name, c in zip(mesh, coordinates, strict=True) if len(set(c.tolist())) > 1]
+    if not varies:
+        return _UNKNOWN if len(group) > 1 else "none"
+    return "+".join(varies)
+
+
+def _ints(text: str | None) -> list[int]:
+    return [int(part) for part in text.split(",") if part.strip()] if text else []

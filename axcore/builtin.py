@@ -154,6 +154,11 @@ def axcore_modifiers() -> Iterable[NamedSpec]:
             "axcore.peft:FreezeModifier",
             description="train the parameters that train=... names and no others",
         ),
+        NamedSpec(
+            "sequence-parallel",
+            "axcore.parallel:SequenceParallelModifier",
+            description="norms and residuals split over the mesh axis model along the sequence",
+        ),
     )
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from axcore import ops
 from axcore.errors import ModuleError
+from axcore.layers.base import BETWEEN_BRANCHES
 from axcore.layers.initializers import Zeros
 from axcore.layers.kv_cache import ContiguousKVCache
 from axcore.layers.linear import Linear, replacement
@@ -119,7 +120,7 @@ class Attention(BaseAttention):
         v = self._constrain(site(v, "qkv_proj"), "batch", "seq", "kv_heads", "head_dim")
         out = self._attend(q, k, v, info)
         out = self._constrain(site(out, "attn_context"), "batch", "seq", "heads", "head_dim")
-        return self._constrain(site(self.output(out), "attn_out"), "batch", "seq", "embed")
+        return self._constrain(site(self.output(out), "attn_out"), *BETWEEN_BRANCHES)
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, info: SequenceInfo) -> jax.Array:
         cfg = self.cfg

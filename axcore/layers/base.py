@@ -11,7 +11,10 @@ from axcore.context import InvocationContext, current_context
 from axcore.errors import ModuleError
 from axcore.module import Module, ParameterSpec
 
-__all__ = ["Layer"]
+__all__ = ["BETWEEN_BRANCHES", "Layer"]
+
+BETWEEN_BRANCHES = ("batch", "residual_seq", "embed")
+"""Logical axes of what lies between a layer's branches: rules may split its positions further."""
 
 
 class Layer(Module):
@@ -116,6 +119,16 @@ class Layer(Module):
 
     def _constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
         return self._context.constrain(x, axes)
+
+    def _residual(self, x: jax.Array) -> jax.Array:
+        """Constrains (batch, seq, embed) between branches where rules split its positions further.
+
+        Where ``residual_seq`` lies like ``seq`` there is nothing to say.
+        """
+        target = self._context.target
+        if target.mesh_axes("residual_seq") == target.mesh_axes("seq"):
+            return x
+        return self._constrain(x, *BETWEEN_BRANCHES)
 
 
 def _is_dtype(name: str, *, floating: bool) -> bool:

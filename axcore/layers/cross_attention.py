@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from axcore import ops
 from axcore.errors import ModuleError
 from axcore.layers.attention import head_dims
+from axcore.layers.base import BETWEEN_BRANCHES
 from axcore.layers.kv_cache import ContiguousKVCache
 from axcore.layers.linear import Linear, replacement
 from axcore.layers.roles import BaseAttention, BaseKVCache, SequenceInfo
@@ -96,7 +97,7 @@ class CrossAttention(BaseAttention):
         q = self._constrain(site(q, "qkv_proj"), "batch", "seq", "heads", "head_dim")
         out = self._attend(q, info)
         out = self._constrain(site(out, "attn_context"), "batch", "seq", "heads", "head_dim")
-        return self._constrain(site(self.output(out), "attn_out"), "batch", "seq", "embed")
+        return self._constrain(site(self.output(out), "attn_out"), *BETWEEN_BRANCHES)
 
     def _attend(self, q: jax.Array, info: SequenceInfo) -> jax.Array:
         cfg = self.cfg

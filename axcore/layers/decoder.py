@@ -72,7 +72,7 @@ class Decoder(BaseDecoder):
         if self.shared is not None:
             info = dataclasses.replace(info, shared={**info.shared, **self.shared(info)})
         x = self.layer(x, info)
-        return x if self.final_norm is None else self.final_norm(x)
+        return x if self.final_norm is None else self._residual(self.final_norm(x))
 
 
 class Encoder(Decoder):

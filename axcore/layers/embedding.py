@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from axcore import ops
 from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
-from axcore.layers.base import Layer
+from axcore.layers.base import BETWEEN_BRANCHES, Layer
 from axcore.layers.initializers import Normal, VarianceScaling, Zeros
 from axcore.layers.linear import replacement
 from axcore.layers.roles import BaseEmbedding, BaseHead, BasePosition, SequenceInfo
@@ -61,7 +61,7 @@ class Embedding(BaseEmbedding):
         x = jnp.take(self._param("weight"), ids, axis=0, mode="fill")
         if self.cfg.embedding_scale != 1.0:
             x = x * jnp.asarray(self.cfg.embedding_scale, x.dtype)
-        return self._constrain(x, "batch", "seq", "embed")
+        return self._constrain(x, *BETWEEN_BRANCHES)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """(..., input_dim) -> float32 (..., vocab_size)."""

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 
 from axcore import ops
+from axcore.layers.base import BETWEEN_BRANCHES
 from axcore.layers.initializers import Ones, Zeros
 from axcore.layers.roles import BaseNorm
 from axcore.module import Initializer, ParameterSpec
@@ -49,7 +50,9 @@ class RMSNorm(BaseNorm):
         scale = self._param("scale", self.reduce_dtype)
         if self.cfg.unit_offset:
             scale = 1 + scale
-        return ops.rms_norm(x, scale, eps=self.cfg.eps).astype(self.compute_dtype)
+        return ops.rms_norm(x, scale, eps=self.cfg.eps, placed=_placed(self, x)).astype(
+            self.compute_dtype
+        )
 
 
 class LayerNorm(BaseNorm):
@@ -77,5 +80,11 @@ class LayerNorm(BaseNorm):
     def forward(self, x: jax.Array) -> jax.Array:
         """Normalizes (..., input_dim)."""
         bias = self._param("bias", self.reduce_dtype) if self.cfg.bias else None
-        y = ops.layer_norm(x, self._param("scale", self.reduce_dtype), bias, eps=self.cfg.eps)
+        scale = self._param("scale", self.reduce_dtype)
+        y = ops.layer_norm(x, scale, bias, eps=self.cfg.eps, placed=_placed(self, x))
         return y.astype(self.compute_dtype)
+
+
+def _placed(norm: BaseNorm, x: jax.Array) -> tuple[str | None, ...] | None:
+    """What x lies by where it is the residual stream; None leaves it to the op."""
+    return BETWEEN_BRANCHES if x.ndim == 3 and norm.cfg.axis == "embed" else None

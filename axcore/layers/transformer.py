@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from axcore.errors import ModuleError
 from axcore.layers.attention import Attention
+from axcore.layers.base import BETWEEN_BRANCHES
 from axcore.layers.cross_attention import CrossAttention
 from axcore.layers.dropout import Dropout
 from axcore.layers.feed_forward import FeedForward
@@ -68,13 +69,14 @@ class TransformerLayer(BaseTransformerLayer):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
-        x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
-        out = _like(x, self.attention(_maybe(self.attention_norm, x), info), self.attention)
-        h = x + self.dropout(_maybe(self.attention_out_norm, out))
-        out = self.feed_forward(_maybe(self.feed_forward_norm, h), info)
-        out = site(_like(x, out, self.feed_forward), "ffn_out")
-        out = self.dropout(_maybe(self.feed_forward_out_norm, out))
-        return self._constrain(h + out, "batch", "seq", "embed")
+        x = self._constrain(site(x, "block_in"), *BETWEEN_BRANCHES)
+        out = self.attention(_normed(self, self.attention_norm, x), info)
+        out = self._residual(_like(x, out, self.attention))
+        h = x + self.dropout(_normed(self, self.attention_out_norm, out))
+        out = self.feed_forward(_normed(self, self.feed_forward_norm, h), info)
+        out = self._residual(site(_like(x, out, self.feed_forward), "ffn_out"))
+        out = self.dropout(_normed(self, self.feed_forward_out_norm, out))
+        return self._constrain(h + out, *BETWEEN_BRANCHES)
 
 
 class PostNormTransformerLayer(BaseTransformerLayer):
@@ -109,12 +111,12 @@ class PostNormTransformerLayer(BaseTransformerLayer):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
-        x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
-        out = _like(x, self.attention(x, info), self.attention)
-        h = self.attention_norm(x + self.dropout(out))
+        x = self._constrain(site(x, "block_in"), *BETWEEN_BRANCHES)
+        out = self._residual(_like(x, self.attention(x, info), self.attention))
+        h = _normed(self, self.attention_norm, x + self.dropout(out))
         out = site(_like(x, self.feed_forward(h, info), self.feed_forward), "ffn_out")
-        out = self.feed_forward_norm(h + self.dropout(out))
-        return self._constrain(out, "batch", "seq", "embed")
+        out = self.feed_forward_norm(h + self.dropout(self._residual(out)))
+        return self._constrain(out, *BETWEEN_BRANCHES)
 
 
 class ParallelTransformerLayer(BaseTransformerLayer):
@@ -148,14 +150,14 @@ class ParallelTransformerLayer(BaseTransformerLayer):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
-        x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
-        normed = self.attention_norm(x)
-        attended = _like(x, self.attention(normed, info), self.attention)
+        x = self._constrain(site(x, "block_in"), *BETWEEN_BRANCHES)
+        normed = _normed(self, self.attention_norm, x)
+        attended = self._residual(_like(x, self.attention(normed, info), self.attention))
         if self.feed_forward_norm is not None:
-            normed = self.feed_forward_norm(x)
+            normed = _normed(self, self.feed_forward_norm, x)
         out = site(_like(x, self.feed_forward(normed, info), self.feed_forward), "ffn_out")
-        x = x + self.dropout(attended) + self.dropout(out)
-        return self._constrain(x, "batch", "seq", "embed")
+        x = x + self.dropout(attended) + self.dropout(self._residual(out))
+        return self._constrain(x, *BETWEEN_BRANCHES)
 
 
 class CrossTransformerLayer(BaseTransformerLayer):
@@ -197,14 +199,14 @@ class CrossTransformerLayer(BaseTransformerLayer):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """(batch, seq, input_dim) -> (batch, seq, input_dim); reads ``info.memory``."""
-        x = self._constrain(site(x, "block_in"), "batch", "seq", "embed")
-        out = self.attention(self.attention_norm(x), info)
-        x = x + self.dropout(_like(x, out, self.attention))
-        out = self.cross_attention(self.cross_attention_norm(x), info)
-        x = x + self.dropout(_like(x, out, self.cross_attention))
-        out = self.feed_forward(self.feed_forward_norm(x), info)
-        out = site(_like(x, out, self.feed_forward), "ffn_out")
-        return self._constrain(x + self.dropout(out), "batch", "seq", "embed")
+        x = self._constrain(site(x, "block_in"), *BETWEEN_BRANCHES)
+        out = self.attention(_normed(self, self.attention_norm, x), info)
+        x = x + self.dropout(self._residual(_like(x, out, self.attention)))
+        out = self.cross_attention(_normed(self, self.cross_attention_norm, x), info)
+        x = x + self.dropout(self._residual(_like(x, out, self.cross_attention)))
+        out = self.feed_forward(_normed(self, self.feed_forward_norm, x), info)
+        out = self._residual(site(_like(x, out, self.feed_forward), "ffn_out"))
+        return self._constrain(x + self.dropout(out), *BETWEEN_BRANCHES)
 
 
 def _norm(layer: BaseTransformerLayer, name: str) -> BaseNorm | None:
@@ -215,8 +217,9 @@ def _norm(layer: BaseTransformerLayer, name: str) -> BaseNorm | None:
     return layer._add_child(name, cfg, BaseNorm, input_dim=layer.cfg.input_dim)
 
 
-def _maybe(norm: BaseNorm | None, x: jax.Array) -> jax.Array:
-    return x if norm is None else norm(x)
+def _normed(layer: BaseTransformerLayer, norm: BaseNorm | None, x: jax.Array) -> jax.Array:
+    # What a branch reads is kept for the backward pass split like the residual; the branch gathers.
+    return x if norm is None else layer._residual(norm(x))
 
 
 def _like(x: jax.Array, out: Any, branch: Module) -> jax.Array:

@@ -18,6 +18,7 @@ def rms_norm(
     scale: Float[Array, " D"] | None = None,
     eps: float = 1e-6,
     *,
+    placed: tuple[str | None, ...] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "... D"]:
     r"""Root-mean-square normalization: :math:`x / \sqrt{\mathrm{mean}(x^2) + \epsilon} \cdot s`.
@@ -26,6 +27,8 @@ def rms_norm(
         x: (..., D).
         scale: (D,) or None for 1.
         eps: Added to the mean square.
+        placed: Logical axis that each dim of x lies by, where it is not ``("batch", "seq",
+            "embed")`` (or heads): the positions between layers may be split further.
         implementation: Forces a kernel by name.
 
     Returns:
@@ -41,8 +44,9 @@ def rms_norm(
     axes = _axes(x)
     return dispatch(
         "rms_norm",
-        {"x": Operand(x, axes), "scale": Operand(scale, ("embed",))},
+        {"x": Operand(x, axes, placed), "scale": Operand(scale, ("embed",))},
         output_axes=axes,
+        output_placed=placed,
         static={"eps": eps},
         options={"eps": eps},
         implementation=implementation,
@@ -55,6 +59,7 @@ def layer_norm(
     bias: Float[Array, " D"] | None = None,
     eps: float = 1e-5,
     *,
+    placed: tuple[str | None, ...] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "... D"]:
     r"""Layer normalization: :math:`(x - \mu) / \sqrt{\sigma^2 + \epsilon} \cdot s + b`.
@@ -64,6 +69,8 @@ def layer_norm(
         scale: (D,) or None for 1.
         bias: (D,) or None for 0.
         eps: Added to the variance (the biased estimate).
+        placed: Logical axis that each dim of x lies by, where it is not ``("batch", "seq",
+            "embed")`` (or heads): the positions between layers may be split further.
         implementation: Forces a kernel by name.
 
     Returns:
@@ -80,11 +87,12 @@ def layer_norm(
     return dispatch(
         "layer_norm",
         {
-            "x": Operand(x, axes),
+            "x": Operand(x, axes, placed),
             "scale": Operand(scale, ("embed",)),
             "bias": Operand(bias, ("embed",)),
         },
         output_axes=axes,
+        output_placed=placed,
         static={"eps": eps},
         options={"eps": eps},
         implementation=implementation,

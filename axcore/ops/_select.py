@@ -60,10 +60,23 @@ _RECORDERS: ContextVar[tuple[list[KernelChoice], ...]] = ContextVar("axcore_choi
 
 
 class Operand(NamedTuple):
-    """An argument of an op: the array (or None when absent) and the logical axis of each dim."""
+    """An argument of an op: the array (or None when absent) and the logical axis of each dim.
+
+    Attributes:
+        array: The array.
+        axes: What kernels know the dims by; None for a dim that they get whole.
+        placed: What the dims lie by, where that differs: another axis than the one that kernels
+            know, or the axis of a dim that is gathered for all but communicating kernels.
+    """
 
     array: Any
     axes: tuple[str | None, ...]
+    placed: tuple[str | None, ...] | None = None
+
+    @property
+    def layout(self) -> tuple[str | None, ...]:
+        """The logical axis that each dim lies by."""
+        return self.axes if self.placed is None else self.placed
 
 
 @contextmanager
@@ -100,6 +113,13 @@ def sharded_axes(target: Target, logical_axis: str | None) -> tuple[str, ...]:
     )
 
 
+def _auto_axes(target: Target) -> set[str]:
+    """The mesh axes that no enclosing ``shard_map`` handles."""
+    if target.mesh is None:
+        return set()
+    return set(target.mesh.axis_names) - set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 @functools.cache
 def reference(op: str) -> Callable[..., Any]:
     """The pure-XLA implementation of ``op``: what every kernel is compared with.
@@ -125,6 +145,7 @@ def dispatch(
     static: Mapping[str, Any],
     mask: Any = None,
     view: Any = None,
+    output_placed: Any = None,
     options: Mapping[str, Any] | None = None,
     purpose: str | None = None,
     implementation: str | None = None,
@@ -135,6 +156,7 @@ def dispatch(
         op: The op's name.
         operands: Argument name -> array and logical axes; arrays that are None are left out.
         output_axes: Logical axes of the result, or a pytree of them like the result.
+        output_placed: What the result lies by, where that differs from ``output_axes``.
         static: Further keyword arguments of the implementations.
         mask: Structured mask, for ``supports``.
         view: Kind of the KV cache's view, for ``supports``.
@@ -157,14 +179,18 @@ def dispatch(
         call = make_call(op, given, mask=mask, view=view, options=options or {}, purpose=purpose)
         choice = select(call, implementation)
     arrays = {name: operand.array for name, operand in given.items()}
-    if choice is None or choice.chosen == REFERENCE:
+    traced = REFERENCE if choice is None else choice.stand_in or choice.chosen
+    if traced == REFERENCE:
         return reference(op)(**arrays, **static)
     from axcore.plugins import host
 
-    kernel = host().kernels.load(f"{op}.{choice.chosen}")
-    if target is None or target.mesh is None:
+    key = f"{op}.{traced}"
+    kernel = host().kernels.load(key)
+    if target is None or not _auto_axes(target):
         return kernel(**arrays, **static)
-    return _shard_mapped(kernel, given, output_axes, static, target)
+    over = host().kernels.get(key).communicates
+    output = output_axes if output_placed is None else output_placed
+    return _shard_mapped(kernel, given, output, static, target, over)
 
 
 def make_call(
@@ -204,8 +230,9 @@ def make_call(
         dtypes[name] = str(jax.dtypes.canonicalize_dtype(jax.numpy.result_type(operand.array)))
         axes[name] = operand.axes
         per_device = []
-        for size, axis in zip(shape, operand.axes, strict=True):
-            over = () if target is None or size == 1 else sharded_axes(target, axis)
+        for size, axis, placed in zip(shape, operand.axes, operand.layout, strict=True):
+            known = target is not None and axis is not None and size != 1
+            over = sharded_axes(target, placed) if known else ()
             if over and axis is not None:
                 split[axis] = over
             per_device.append(-(-size // _num_shards(target, over)))
@@ -248,7 +275,10 @@ def select(call: OpCall, forced: str | None = None) -> KernelChoice:
     for name in names:
         reason = _refusal(call, name, target)
         if reason is None:
-            return _record(KernelChoice(site or "", call.op, name, tuple(refused), call))
+            stand_in = _stand_in(call, name, target, site)
+            return _record(
+                KernelChoice(site or "", call.op, name, tuple(refused), call, stand_in=stand_in)
+            )
         refused.append(Refusal(name, reason))
     by_default = call.platform == "cpu"
     allowed = call.op in getattr(target, "fallbacks", ())
@@ -274,6 +304,22 @@ def _acceptable(op: str, target: Target | None) -> tuple[str, ...]:
     if target is None:
         return (REFERENCE,)
     return tuple(target.kernels.get(op, ())) or (REFERENCE,)
+
+
+def _stand_in(call: OpCall, name: str, target: Target | None, site: str | None) -> str | None:
+    """What is traced in place of an implementation that the target's compiler cannot build."""
+    stand_in = getattr(target, "stand_ins", {}).get(f"{call.op}.{name}")
+    if stand_in is None:
+        return None
+    reason = _refusal(call, stand_in, target)
+    if reason is not None:
+        raise OpError(
+            f"{stand_in!r} is to stand in for {call.op}.{name} and cannot serve this call: "
+            f"{reason}",
+            code="AX411",
+            where=site or None,
+        )
+    return stand_in
 
 
 def _record(choice: KernelChoice) -> KernelChoice:
@@ -303,6 +349,9 @@ def _refusal(call: OpCall, name: str, target: Target | None) -> str | None:
         reason = supports(call)
         if reason is not None:
             return str(reason)
+    for axis in spec.communicates:
+        if axis not in call.mesh_axes:
+            return f"it is for a split dim {axis}, which is whole on each device here"
     return None if target is None else _partition_refusal(call, spec, target)
 
 
@@ -340,9 +389,10 @@ def _partition_refusal(call: OpCall, spec: KernelSpec, target: Target) -> str | 
 def _shard_mapped(
     kernel: Callable[..., Any],
     operands: Mapping[str, Operand],
-    output_axes: Any,
+    output_placed: Any,
     static: Mapping[str, Any],
     target: Target,
+    communicates: tuple[str, ...],
 ) -> Any:
     """Runs the kernel on each device's shards; dims that are not sharded are whole everywhere."""
     assert target.mesh is not None
@@ -356,12 +406,18 @@ def _shard_mapped(
             )
         )
 
+    def placement(operand: Operand) -> tuple[str | None, ...]:
+        pairs = zip(operand.axes, operand.layout, strict=True)
+        return tuple(p if axis is not None or p in communicates else None for axis, p in pairs)
+
     names = list(operands)
     in_specs = tuple(
-        spec(operands[name].axes, jax.numpy.shape(operands[name].array)) for name in names
+        spec(placement(operands[name]), jax.numpy.shape(operands[name].array)) for name in names
     )
+    if communicates:
+        static = {**static, "mesh_axes": {a: sharded_axes(target, a) for a in communicates}}
     is_axes = lambda x: isinstance(x, tuple) and not hasattr(x, "_fields")  # noqa: E731
-    out_specs = jax.tree.map(spec, output_axes, is_leaf=is_axes)
+    out_specs = jax.tree.map(spec, output_placed, is_leaf=is_axes)
 
     def local(*arrays: jax.Array) -> Any:
         return kernel(**dict(zip(names, arrays, strict=True)), **static)
@@ -372,7 +428,7 @@ def _shard_mapped(
         mesh=None if manual else target.mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=set(target.mesh.axis_names) - set(manual),
+        axis_names=_auto_axes(target),
         check_vma=False,
     )
     return mapped(*(operands[name].array for name in names))

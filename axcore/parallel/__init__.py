@@ -7,7 +7,13 @@ Nothing here is known to layers: they call ``ctx.constrain(x, axes)`` and ``ctx.
 
 from axcore.parallel.arrays import make_global_array, process_rows
 from axcore.parallel.axes import LOGICAL_AXES, MESH_AXES, Axis, AxisRule
-from axcore.parallel.compiling import CompiledStep, MemoryUse, compile_step
+from axcore.parallel.compiling import (
+    CompiledStep,
+    LoweredStep,
+    MemoryUse,
+    compile_step,
+    lower_step,
+)
 from axcore.parallel.fit import RematChoice, fully_sharded
 from axcore.parallel.instance_rules import (
     AppliedOption,
@@ -25,7 +31,12 @@ from axcore.parallel.instances import (
     select_devices,
 )
 from axcore.parallel.mesh import MeshShape, build_mesh
-from axcore.parallel.modifiers import MeshShapeModifier, RematModifier, SetModifier
+from axcore.parallel.modifiers import (
+    MeshShapeModifier,
+    RematModifier,
+    SequenceParallelModifier,
+    SetModifier,
+)
 from axcore.parallel.rule_file import MeshRules, read_mesh_rules
 from axcore.parallel.rules import (
     DEFAULT_ACTIVATION_RULES,
@@ -46,6 +57,7 @@ from axcore.parallel.sharding import (
 )
 from axcore.parallel.target import ProgramTarget
 from axcore.parallel.traits import Traits, compute_traits
+from axcore.parallel.xla_options import check_compiler_options, parse_xla, platform_options
 
 __all__ = [
     "DEFAULT_ACTIVATION_RULES",
@@ -60,6 +72,7 @@ __all__ = [
     "AxisRule",
     "CompiledStep",
     "Kept",
+    "LoweredStep",
     "MemoryUse",
     "MeshRules",
     "MeshShape",
@@ -70,6 +83,7 @@ __all__ = [
     "RuleChange",
     "RuleReport",
     "RuleTable",
+    "SequenceParallelModifier",
     "SetModifier",
     "ShardedBytes",
     "ShardingRules",
@@ -78,15 +92,19 @@ __all__ = [
     "batch_sharding",
     "build_mesh",
     "bytes_per_device",
+    "check_compiler_options",
     "compile_step",
     "compute_traits",
     "detect",
     "fully_sharded",
+    "lower_step",
     "make_global_array",
     "named_sharding",
     "named_shardings",
+    "parse_xla",
     "partition_spec",
     "peak_flops",
+    "platform_options",
     "prepare_host",
     "process_rows",
     "read_mesh_rules",

@@ -86,6 +86,7 @@ for _name, _description in {
     "lora_rank": "the inner dimension of a low-rank adapter",
 }.items():
     Axis(_name, description=_description)
+Axis("residual_seq", like="seq", description="positions between the branches of a layer")
 
 
 def axis_line(name: str) -> tuple[Axis, ...]:

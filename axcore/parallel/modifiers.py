@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from axcore.errors import ConfigError
 from axcore.parallel.mesh import MeshShape
 from axcore.remat import Remat
 
-__all__ = ["MeshShapeModifier", "RematModifier", "SetModifier"]
+__all__ = ["MeshShapeModifier", "RematModifier", "SequenceParallelModifier", "SetModifier"]
 
 
 class MeshShapeModifier(Modifier):
@@ -59,6 +60,34 @@ class RematModifier(Modifier):
         for pattern, value in ({"**": remat} if isinstance(remat, Remat) else remat).items():
             _set_where(cfg, pattern, "remat", value)
         return cfg
+
+
+class SequenceParallelModifier(Modifier):
+    """Splits what lies between the branches of layers over the mesh axis ``model`` too.
+
+    Norms, residuals and what is kept of them for the backward pass then take ``1 / model`` of the
+    memory; the sum after each branch becomes a reduce-scatter, and a gather goes before the next
+    (Korthikanti et al., arXiv:2205.05198). The sequence length must divide into seq x model parts.
+
+    Example:
+        >>> rule = ("gpu-h100-*", (SequenceParallelModifier.Config(),))
+    """
+
+    class Config(Modifier.Config):
+        """The mesh axes that split the positions between branches."""
+
+        mesh_axes: tuple[str, ...] = ("seq", "model")
+
+    def __call__(self, cfg: Any) -> Any:
+        """Returns ``cfg`` with the rule for ``residual_seq`` in its activations' table.
+
+        Raises:
+            ConfigError: It has no field ``sharding_rules``.
+            ShardingError: There is no such mesh axis.
+        """
+        rules = cfg.sharding_rules
+        table = {**rules.activation_rules, "residual_seq": self.cfg.mesh_axes}
+        return cfg.set(sharding_rules=dataclasses.replace(rules, activation_rules=table))
 
 
 class SetModifier(Modifier):

@@ -96,6 +96,10 @@ class KernelSpec(Spec):
             call, or None. Must not import JAX. None means: serves every call.
         partitioning: Argument name -> logical axes whose dims it tolerates sharded. Only
             ``axcore.ops`` wraps kernels in ``shard_map``. Empty means: needs every dim whole.
+        communicates: Logical axes over whose shards the kernel communicates itself, such as
+            ``("seq",)`` for a ring. It serves only calls in which they are split, gets dims of
+            these axes as they lie that other kernels get gathered (the positions of keys), and is
+            called with ``mesh_axes={axis: mesh axes}`` for its collectives.
         priority: Order of preference where a rule does not say; higher first.
     """
 
@@ -106,6 +110,7 @@ class KernelSpec(Spec):
     target: str
     supports: str | None = None
     partitioning: Mapping[str, tuple[str, ...]] = NOTHING
+    communicates: tuple[str, ...] = ()
     priority: int = 0
 
     named_by: ClassVar[tuple[str, ...]] = ("op", "implementation")

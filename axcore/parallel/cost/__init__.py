@@ -2,7 +2,8 @@
 
 - :func:`count_flops`: what a traced program does, from its jaxpr, with trip counts;
 - :func:`model_flops`: what the model has to do, from its config; :func:`mfu` from that;
-- :func:`memory_estimate`: bytes per device by kind, from parameter specs, rules and a mesh shape.
+- :func:`memory_estimate`: bytes per device by kind, from parameter specs, rules and a mesh shape;
+- :func:`predict_step`: seconds of a step on an instance, and what bounds it; see ``docs/cost.md``.
 """
 
 from axcore.parallel.cost._memory import (
@@ -16,6 +17,7 @@ from axcore.parallel.cost._model_flops import Flops, FlopTerm, Mfu, ModelFlops, 
 from axcore.parallel.cost._pairs import Pairs, count_pairs
 from axcore.parallel.cost._program import count_flops, count_function
 from axcore.parallel.cost._records import CostEntry, ProgramCost, UnknownLoop
+from axcore.parallel.cost._step_time import StepPrediction, predict_step
 
 __all__ = [
     "CostEntry",
@@ -26,6 +28,7 @@ __all__ = [
     "ModelFlops",
     "Pairs",
     "ProgramCost",
+    "StepPrediction",
     "UnknownLoop",
     "abstract_mesh",
     "count_flops",
@@ -35,4 +38,5 @@ __all__ = [
     "memory_estimate",
     "mfu",
     "model_flops",
+    "predict_step",
 ]

@@ -28,7 +28,14 @@ from axcore.parallel.mesh import MeshShape
 from axcore.parallel.rules import RuleTable, ShardingRules
 from axcore.parallel.sharding import partition_spec
 
-__all__ = ["MemoryEstimate", "abstract_mesh", "kv_cache_bytes", "memory_estimate"]
+__all__ = [
+    "DeviceBytes",
+    "MemoryEstimate",
+    "Microbatch",
+    "abstract_mesh",
+    "kv_cache_bytes",
+    "memory_estimate",
+]
 
 # Elements of a chunk of logits; see ops.linear_cross_entropy.
 _CHUNK_LOGITS = 2**24
@@ -140,7 +147,7 @@ def memory_estimate(
         )
     shape = cfg.mesh_shape if mesh_shape is None else mesh_shape
     mesh = abstract_mesh(shape, num_devices, num_slices)
-    whole = _Bytes(mesh, cfg.sharding_rules)
+    whole = DeviceBytes(mesh, cfg.sharding_rules)
     specs = model.parameter_specs()
     flat = flatten_specs(specs)
     optimizer = jax.tree_util.tree_leaves(
@@ -151,7 +158,7 @@ def memory_estimate(
     if cfg.accumulation_steps > 1:
         gradients += sum(whole.spec("param", s, p, dtype="float32") for p, s in trained.items())
     rows = cfg.batch_size // cfg.accumulation_steps
-    step = _Step(whole, model, rows, cfg.seq_len, target_len or cfg.seq_len)
+    step = Microbatch(whole, model, rows, cfg.seq_len, target_len or cfg.seq_len)
     stacks = stack_values(model, attention)
     keeps_weights = attention == "reference" and cfg.seq_len < 2048
     for stack in stacks:
@@ -170,7 +177,7 @@ def memory_estimate(
     )
 
 
-class _Bytes:
+class DeviceBytes:
     """Bytes of arrays on one device of a mesh."""
 
     def __init__(self, mesh: AbstractMesh, rules: ShardingRules):
@@ -207,10 +214,10 @@ class _Bytes:
         return self.array(table, spec.shape, spec.axes, dtype or spec.dtype, name)
 
 
-class _Step:
+class Microbatch:
     """The activations of one (micro)batch."""
 
-    def __init__(self, whole: _Bytes, model: Module, rows: int, seq_len: int, target_len: int):
+    def __init__(self, whole: DeviceBytes, model: Module, rows: int, seq_len: int, target_len: int):
         self.whole, self.model, self.rows = whole, model, rows
         self.seq_len, self.target_len = seq_len, target_len
         self.has_source = "encoder" in model.children and "decoder" in model.children
@@ -344,7 +351,7 @@ def kv_cache_bytes(
     """
     module, _ = built(model, max_len)
     chosen: ShardingRules = rules or getattr(model, "sharding_rules", ShardingRules())
-    whole = _Bytes(abstract_mesh(mesh_shape, num_devices), chosen)
+    whole = DeviceBytes(abstract_mesh(mesh_shape, num_devices), chosen)
     axes_of = {
         path: child.cfg.axes for path, child in module.walk() if isinstance(child, BaseKVCache)
     }

@@ -21,7 +21,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axcore.errors import ModuleError, did_you_mean
 
-__all__ = ["KNOWN_SITES", "Policy", "Remat", "declare_site", "site", "weight_product"]
+__all__ = [
+    "KNOWN_SITES",
+    "Policy",
+    "Remat",
+    "declare_site",
+    "has_host_memory",
+    "site",
+    "weight_product",
+]
 
 Policy = Literal["none", "full", "dots", "dots_no_batch", "offload_dots", "sites"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -222,6 +230,11 @@ def _offload_products(host: str) -> Callable[..., Any]:
         return chosen(primitive, *args, **params)
 
     return policy
+
+
+def has_host_memory(platform: str) -> bool:
+    """Tells whether programs of a JAX platform can offload to host memory."""
+    return platform in _HOST_MEMORY
 
 
 def _host_memory(platform: str) -> str:

@@ -67,7 +67,7 @@ def add_edits(parser: argparse.ArgumentParser) -> None:
 
 
 def add_instance(parser: argparse.ArgumentParser, *, default: str = "this machine") -> None:
-    """Adds ``--instance`` and ``--rules``."""
+    """Adds ``--instance``, ``--rules`` and ``--xla``."""
     parser.add_argument(
         "--instance",
         metavar="T",
@@ -75,6 +75,13 @@ def add_instance(parser: argparse.ArgumentParser, *, default: str = "this machin
     )
     parser.add_argument(
         "--rules", metavar="FILE", help="your own mesh rules, after all others (see below)"
+    )
+    parser.add_argument(
+        "--xla",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a compiler option, over those of the machine's plugin; repeatable",
     )
     parser.epilog = f"{parser.epilog}\n\n{_RULES_HELP}"
 
@@ -100,6 +107,7 @@ def edited_config(
         sets=args.sets,
         use=args.use,
         trusted=args.trust,
+        xla=getattr(args, "xla", ()),
     )
 
 
@@ -120,6 +128,7 @@ def assembled(args: argparse.Namespace, *, sets: tuple[str, ...] = ()) -> Assemb
         rules=_rules(args),
         use=args.use,
         trusted=args.trust,
+        xla=args.xla,
     )
 
 

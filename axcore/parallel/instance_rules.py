@@ -330,7 +330,7 @@ def _add_options(
             repr(current[key]),
             repr(value),
             name,
-            cfg.set_by("compiler_options"),
+            cfg.set_by(f"compiler_options.{key}"),
         )
         for key, value in options.items()
         if key in current and current[key] != value

@@ -1,4 +1,8 @@
-"""A trainer's programs on the devices of an instance: where arrays go, compiled steps."""
+"""A trainer's programs on the devices of an instance: where arrays go, compiled steps.
+
+The devices may be those of a machine that is not here: the step is then compiled from shapes
+(:mod:`axcore.train.aot`), by the same code.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,14 @@ from axcore.errors import TrainError
 from axcore.module import flatten_specs
 from axcore.parallel import (
     CompiledStep,
+    LoweredStep,
     ProgramTarget,
     batch_sharding,
     build_mesh,
     compile_step,
+    lower_step,
     make_global_array,
+    platform_options,
     process_rows,
 )
 from axcore.plugins import Instance
@@ -29,19 +36,36 @@ __all__ = ["EvalProgram", "Program"]
 
 
 class Program:
-    """A trainer's programs on the devices of an instance."""
+    """A trainer's programs on the devices of an instance.
 
-    def __init__(self, trainer: Trainer, instance: Instance, devices: list[Any]):
+    Args:
+        trainer: The trainer.
+        instance: The machine.
+        devices: Its devices, of all processes; or topology devices of a compiler.
+        stand_ins: ``OP.IMPLEMENTATION`` -> what is traced in its place.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        instance: Instance,
+        devices: Sequence[Any],
+        *,
+        stand_ins: Mapping[str, str] | None = None,
+    ):
         cfg = trainer.cfg
         self.trainer = trainer
-        self.mesh = build_mesh(cfg.mesh_shape, devices)
+        self.mesh = build_mesh(cfg.mesh_shape, devices, num_slices=instance.num_slices)
         self.target = ProgramTarget.for_instance(
             instance,
             self.mesh,
             cfg.sharding_rules,
             kernels={op: r.implementations for op, r in cfg.ops.items() if r.implementations},
             fallbacks=[op for op, rule in cfg.ops.items() if rule.fallback == "allow"],
+            stand_ins=stand_ins,
         )
+        # A config may state options of several platforms.
+        self.compiler_options = platform_options(cfg.compiler_options, instance.platform)
         self.abstract = trainer.abstract_state()
         self.shardings = trainer.state_shardings(self.mesh, cfg.sharding_rules)
         self.batch_sharding = batch_sharding(self.mesh, cfg.sharding_rules)
@@ -104,21 +128,43 @@ class Program:
             for name, rows in batch.items()
         }
 
-    def compile_train(self, state: TrainState, batch: Any) -> CompiledStep:
-        """Compiles the training step; the state is donated."""
+    def wanted_batch(self, rows: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shapes, dtypes and shardings of a global batch.
+
+        Args:
+            rows: Any rows of it, as arrays or their shapes.
+        """
+        size = self.trainer.cfg.batch_size
+        return {
+            name: jax.ShapeDtypeStruct(
+                (size, *array.shape[1:]), array.dtype, sharding=self._sharding_of(array)
+            )
+            for name, array in rows.items()
+        }
+
+    def lower_train(self, state: TrainState, batch: Any) -> LoweredStep:
+        """Traces and lowers the training step; the state is donated.
+
+        Args:
+            state: The state, or :meth:`wanted_state`.
+            batch: The batch, or :meth:`wanted_batch`.
+        """
 
         def step(state: TrainState, batch: Any) -> Any:
             return self.trainer.train_step(state, batch, target=self.target)
 
-        compiled = compile_step(
+        return lower_step(
             step,
             state,
             batch,
             in_shardings=(self.shardings, self._batch_shardings(batch)),
             out_shardings=(self.shardings, None),
             donate=(0,),
-            compiler_options=self.trainer.cfg.compiler_options,
         )
+
+    def compile_train(self, state: TrainState, batch: Any) -> CompiledStep:
+        """Compiles the training step; the state is donated."""
+        compiled = self.lower_train(state, batch).compile(self.compiler_options)
         self.compile_seconds += compiled.lower_seconds + compiled.compile_seconds
         return compiled
 
@@ -135,7 +181,7 @@ class Program:
                 params,
                 arrays,
                 in_shardings=(self.shardings.model, self._batch_shardings(arrays)),
-                compiler_options=self.trainer.cfg.compiler_options,
+                compiler_options=self.compiler_options,
             )
             self.compile_seconds += self._eval.lower_seconds + self._eval.compile_seconds
         return self._eval.call(params, arrays)

@@ -120,6 +120,7 @@ def edited(
     sets: Iterable[str] = (),
     use: Iterable[str] = (),
     trusted: Iterable[str] = (),
+    xla: Iterable[str] = (),
 ) -> Trainer.Config:
     """Returns an experiment with its own modifiers and the user's edits, fitted to no machine yet.
 
@@ -129,6 +130,7 @@ def edited(
         sets: ``path=value`` flags; they win over everything but each other.
         use: Distributions to activate beside the instance's own.
         trusted: Packages that values may name beside core's and the active plugins' own.
+        xla: ``key=value`` compiler options; each wins over any other setting of it.
 
     Raises:
         AxcoreError: Whatever cannot be: see the parts.
@@ -147,6 +149,7 @@ def edited(
         with author("flag", f"--set {path}"):
             cfg.set_path_text(path, value, trusted=packages)
     check_sets(cfg, sets)
+    _set_options(cfg, xla)
     use = tuple(use)
     if use:
         with author("flag", "--use"):
@@ -163,6 +166,7 @@ def assemble(
     rules: Any = (),
     use: Iterable[str] = (),
     trusted: Iterable[str] = (),
+    xla: Iterable[str] = (),
 ) -> Assembled:
     """Returns the config of an experiment as it runs on an instance.
 
@@ -174,19 +178,41 @@ def assemble(
         rules: The user's own mesh rules.
         use: Distributions to activate beside the instance's own.
         trusted: Packages that values may name beside core's and the active plugins' own.
+        xla: ``key=value`` compiler options; each wins over any other setting of it.
 
     Raises:
         AxcoreError: Whatever cannot be: see the parts.
     """
-    from axcore.parallel import detect, resolve_instance
+    from axcore.parallel import check_compiler_options, detect, resolve_instance
     from axcore.parallel.instance_rules import apply_instance_rules
 
-    sets = tuple(sets)
-    cfg = edited(experiment, modifiers=modifiers, sets=sets, use=use, trusted=trusted)
+    sets, xla = tuple(sets), tuple(xla)
+    cfg = edited(experiment, modifiers=modifiers, sets=sets, use=use, trusted=trusted, xla=xla)
     resolved = resolve_instance(instance or detect())
     cfg, report = apply_instance_rules(cfg, resolved, rules=rules)
     check_sets(cfg, sets)
+    flags = _set_options(cfg, xla)
+    check_compiler_options(
+        cfg.compiler_options, resolved, vouched=report.compiler_options, flags=flags
+    )
     return Assembled(cfg, resolved, report)
+
+
+def _set_options(cfg: Trainer.Config, xla: Iterable[str]) -> tuple[str, ...]:
+    """Sets the ``--xla`` flags, each with itself as the author; returns their names.
+
+    Done again after the rules, which state the options anew, as a whole.
+    """
+    from axcore.parallel import parse_xla
+
+    options = dict(map(parse_xla, xla))
+    if not options.keys() <= cfg.compiler_options.keys():
+        with author("flag", "--xla"):
+            cfg.compiler_options = {**cfg.compiler_options, **options}
+    for key, value in options.items():
+        with author("flag", f"--xla {key}"):
+            cfg.set_path(f"compiler_options.{key}", value)
+    return tuple(options)
 
 
 def check_sets(cfg: Config, sets: Iterable[str]) -> None:

@@ -447,6 +447,7 @@ class _Run:
             "instance": program.target.instance,
             "mesh": {str(name): int(size) for name, size in program.mesh.shape.items()},
             "kernels": self.kernels,
+            "compiler_options": program.compiler_options,
             "replicated_optimizer_state": program.replicated,
             "data": self.data.describe(),
             "plugins": {r.distribution: r.version for r in host().active_records()},

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from axcore.parallel.xla_options import explain_refusal
+
 __all__ = ["CompiledStep", "LoweredStep", "MemoryUse", "compile_step", "lower_step"]
 
 Options = Mapping[str, bool | int | float | str]
@@ -94,10 +96,18 @@ class LoweredStep:
 
         Args:
             compiler_options: XLA options of the program.
+
+        Raises:
+            ConfigError: The compiler knows no such option, or does not take its value.
         """
         options: dict[str, Any] = dict(compiler_options or {})
         start = time.perf_counter()
-        compiled = self.lowered.compile(compiler_options=options or None)
+        try:
+            compiled = self.lowered.compile(compiler_options=options or None)
+        except jax.errors.JaxRuntimeError as error:
+            if (refusal := explain_refusal(error, options)) is not None:
+                raise refusal from error
+            raise
         seconds = time.perf_counter() - start
         cost = compiled.cost_analysis() or {}
         return CompiledStep(

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 
 from axcore.errors import AotError, AxcoreError, ConfigError, did_you_mean
-from axcore.parallel.aot import compiler_for
 from axcore.parallel.instances import resolve_instance
 from axcore.plugins import Instance, host
 
@@ -257,6 +256,8 @@ def _lowered_for(instance: Instance) -> Any:
     Raises:
         AotError: No compiler is to be had here.
     """
+    from axcore.parallel.aot import compiler_for  # whose own compiling explains refusals
+
     if _ALIASES.get(instance.platform, instance.platform) in _IN_JAXLIB:
         return None
     compiler = compiler_for(instance)

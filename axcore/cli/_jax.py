@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-__all__ = ["NEWEST_TESTED_JAX", "cache_dir", "is_untested", "jax_started"]
+__all__ = ["NEWEST_TESTED_JAX", "aot_cache_dir", "cache_dir", "is_untested", "jax_started"]
 
 NEWEST_TESTED_JAX = "0.12"
 _log = logging.getLogger("axcore.cli")
@@ -23,12 +23,19 @@ def cache_dir() -> Path | None:
     ``~/.cache/axcore/xla``.
     """
     jax_own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if jax_own:
-        return Path(jax_own)
+    return Path(jax_own) if jax_own else _below_cache("xla")
+
+
+def aot_cache_dir() -> Path | None:
+    """Returns where the answers of ``axcore aot`` are kept, beside the compiled programs."""
+    return _below_cache("aot")
+
+
+def _below_cache(name: str) -> Path | None:
     ours = os.environ.get("AXCORE_CACHE_DIR")
     if ours is None:
-        return Path.home() / ".cache" / "axcore" / "xla"
-    return Path(ours) / "xla" if ours else None
+        return Path.home() / ".cache" / "axcore" / name
+    return Path(ours) / name if ours else None
 
 
 def is_untested(version: str) -> bool:
@@ -38,8 +45,12 @@ def is_untested(version: str) -> bool:
 
 
 @contextmanager
-def jax_started() -> Iterator[None]:
-    """Runs a command's JAX part with the compile cache on; what was set before is put back."""
+def jax_started(*, cache: bool = True) -> Iterator[None]:
+    """Runs a command's JAX part with the compile cache on; what was set before is put back.
+
+    Args:
+        cache: False leaves the cache as it is, where compiling is what is measured.
+    """
     import jax
 
     if is_untested(jax.__version__):
@@ -48,7 +59,7 @@ def jax_started() -> Iterator[None]:
             jax.__version__,
             NEWEST_TESTED_JAX,
         )
-    settings = _cache_settings()
+    settings = _cache_settings() if cache else {}
     former = {name: getattr(jax.config, name) for name in settings}
     for name, value in settings.items():
         jax.config.update(name, value)
@@ -76,8 +87,9 @@ def _cache_settings() -> dict[str, str | float | int]:
     except OSError as error:
         _log.warning("compiled programs are not kept: %s: %s", place, error.strerror or error)
         return {}
-    # JAX's own minimum of one second would leave out all programs of a small model.
+    # JAX's own minimum of one second would leave out all programs of a small model, and any
+    # minimum some of a large one: a second start of the same job compiles nothing.
     return {
         "jax_compilation_cache_dir": str(place),
-        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
     }

@@ -21,6 +21,7 @@ __all__ = ["main"]
 # name -> (module with add_parser, one line for --help). The module is imported when it is needed.
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("axcore.cli.train", "train an experiment, or go on with it"),
+    "aot": ("axcore.cli.aot", "compile a training step for a machine that need not be here"),
     "eval": ("axcore.cli.eval", "evaluate a model directory"),
     "generate": ("axcore.cli.generate", "continue a text with a model directory"),
     "tokenizer": ("axcore.cli.tokenizer", "train a tokenizer, and see what tokens it makes"),

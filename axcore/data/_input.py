@@ -13,7 +13,13 @@ from axcore.config import REQUIRED, Configurable, Dim, Required, scaled
 from axcore.data._heldout import EvalBatches, HeldoutBatches
 from axcore.data._iterator import BatchIterator, merge_states
 from axcore.data._order import DocumentOrder, Group, heldout_mask
-from axcore.data._packing import Batch, RowStream, batch_of, document_sequence
+from axcore.data._packing import (
+    Batch,
+    RowStream,
+    batch_of,
+    document_sequence,
+    empty_batch,
+)
 from axcore.data._python_reference import PythonReference
 from axcore.data._source import BaseSource, Document, digest_of
 from axcore.data._tokenizers import BaseTokenizer, ByteTokenizer
@@ -60,6 +66,20 @@ class BaseInput(Configurable, abc.ABC):
     @abc.abstractmethod
     def iterator(self, rows: Sequence[int] | None = None) -> BatchIterator:
         """Returns endless batches of the global batch's ``rows`` (None: all)."""
+
+    def example(self) -> Batch:
+        """Returns one row like those of training, for its shapes and dtypes.
+
+        It reads as little as it can.
+
+        Raises:
+            DataError: The data are needed for that and are not as they should be.
+        """
+        iterator = self.iterator((0,))
+        try:
+            return next(iterator)
+        finally:
+            iterator.close()
 
     @abc.abstractmethod
     def heldout(
@@ -157,6 +177,14 @@ class DocumentInput(BaseInput):
             return self._seq_len, None
         packed_len = self.transform.packed_len(self._seq_len)
         return packed_len, self.transform.bind(tokenizer, self._seq_len)
+
+    def example(self) -> Batch:
+        """Returns one row of padding; needs no data, and the tokenizer only for a transform."""
+        if self.transform is None:
+            return empty_batch(1, self._seq_len)
+        packed_len, transform = self._bound(self._tokenizer)
+        batch = empty_batch(1, packed_len, self._tokenizer.pad_id)
+        return batch if transform is None else transform(batch, [row_key(0, 0, 0)])
 
     def _groups(self) -> tuple[tuple[Group, ...], tuple[np.ndarray, ...], np.ndarray]:
         """Returns (groups, their training documents, all held-out documents)."""

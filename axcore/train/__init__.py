@@ -1,9 +1,11 @@
 """Training: the trainer's config and programs, the learner, evaluation, logging, and the loop.
 
-``Trainer.Config`` describes a run; :func:`assemble` fits it to a machine; :func:`train` runs it.
+``Trainer.Config`` describes a run; :func:`assemble` fits it to a machine; :func:`train` runs it,
+:func:`aot` compiles it for a machine that need not be here.
 """
 
 from axcore.train import optimizers, schedules
+from axcore.train.aot import AotReport, aot
 from axcore.train.assemble import Assembled, assemble
 from axcore.train.callbacks import BaseCallback
 from axcore.train.evaler import BaseEvaler, Evaler
@@ -20,6 +22,7 @@ from axcore.train.writers import (
 )
 
 __all__ = [
+    "AotReport",
     "Assembled",
     "BaseCallback",
     "BaseEvaler",
@@ -34,6 +37,7 @@ __all__ = [
     "TrainResult",
     "TrainState",
     "Trainer",
+    "aot",
     "assemble",
     "optimizers",
     "read_metrics",

@@ -20,6 +20,7 @@ from axcore.module import flatten_specs
 from axcore.parallel import (
     CompiledStep,
     LoweredStep,
+    MeshShape,
     ProgramTarget,
     batch_sharding,
     build_mesh,
@@ -29,6 +30,7 @@ from axcore.parallel import (
     platform_options,
     process_rows,
 )
+from axcore.parallel.cost import abstract_mesh
 from axcore.plugins import Instance
 from axcore.train.trainer import Trainer, TrainState
 
@@ -41,7 +43,8 @@ class Program:
     Args:
         trainer: The trainer.
         instance: The machine.
-        devices: Its devices, of all processes; or topology devices of a compiler.
+        devices: Its devices, of all processes; or topology devices of a compiler; or None for a
+            program that is only traced.
         stand_ins: ``OP.IMPLEMENTATION`` -> what is traced in its place.
     """
 
@@ -49,13 +52,13 @@ class Program:
         self,
         trainer: Trainer,
         instance: Instance,
-        devices: Sequence[Any],
+        devices: Sequence[Any] | None,
         *,
         stand_ins: Mapping[str, str] | None = None,
     ):
         cfg = trainer.cfg
         self.trainer = trainer
-        self.mesh = build_mesh(cfg.mesh_shape, devices, num_slices=instance.num_slices)
+        self.mesh = _mesh(cfg.mesh_shape, instance, devices)
         self.target = ProgramTarget.for_instance(
             instance,
             self.mesh,
@@ -70,7 +73,7 @@ class Program:
         self.shardings = trainer.state_shardings(self.mesh, cfg.sharding_rules)
         self.batch_sharding = batch_sharding(self.mesh, cfg.sharding_rules)
         _check_rows(self.mesh, self.batch_sharding, cfg.batch_size, cfg.accumulation_steps)
-        self.rows = process_rows(self.batch_sharding, cfg.batch_size)
+        self.rows = () if devices is None else process_rows(self.batch_sharding, cfg.batch_size)
         self._whole = self.mesh.size == 1
         specs = trainer.model.parameter_specs()
         self.num_parameters = sum(
@@ -142,6 +145,19 @@ class Program:
             for name, array in rows.items()
         }
 
+    def trace_train(self, batch: Mapping[str, Any]) -> Any:
+        """Returns the jaxpr of the training step; needs no devices.
+
+        Args:
+            batch: Shapes of a batch, as of :meth:`wanted_batch`.
+        """
+
+        def step(state: TrainState, batch: Any) -> Any:
+            return self.trainer.train_step(state, batch, target=self.target)
+
+        shapes = {n: jax.ShapeDtypeStruct(s.shape, s.dtype) for n, s in batch.items()}
+        return jax.make_jaxpr(step)(self.abstract, shapes)
+
     def lower_train(self, state: TrainState, batch: Any) -> LoweredStep:
         """Traces and lowers the training step; the state is donated.
 
@@ -197,6 +213,12 @@ class Program:
         return jax.sharding.NamedSharding(
             self.mesh, jax.sharding.PartitionSpec(*spec[: np.ndim(array)])
         )
+
+
+def _mesh(shape: MeshShape, instance: Instance, devices: Sequence[Any] | None) -> Any:
+    if devices is None:
+        return abstract_mesh(shape, instance.num_devices, instance.num_slices)
+    return build_mesh(shape, devices, num_slices=instance.num_slices)
 
 
 def _check_rows(mesh: Any, sharding: Any, batch_size: int, accumulation_steps: int) -> None:

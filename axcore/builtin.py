@@ -12,6 +12,7 @@ from axcore.plugins.specs import (
     LayerSpec,
     MeshRuleSpec,
     NamedSpec,
+    QuantizationSpec,
 )
 
 __all__: list[str] = []
@@ -29,9 +30,44 @@ def _xla(op: str, target: str) -> KernelSpec:
     )
 
 
+def _over_a_split_sequence(implementation: str, supports: str, description: str) -> KernelSpec:
+    """An attention that communicates along the sequence; only a rule or a user chooses it."""
+    rows = ("batch", "seq")
+    return KernelSpec(
+        op="attention",
+        implementation=implementation,
+        platforms=("*",),
+        target=f"axcore.ops._attention._{implementation}:attention_{implementation}",
+        supports=f"axcore.ops._context_parallel:{supports}",
+        partitioning={
+            "q": (*rows, "heads"),
+            "k": (*rows, "kv_heads"),
+            "v": (*rows, "kv_heads"),
+            "q_positions": rows,
+            "kv_positions": rows,
+            "kv_valid": rows,
+            "q_segment_ids": rows,
+            "kv_segment_ids": rows,
+            "prefix_lengths": ("batch",),
+            "sinks": ("heads",),
+        },
+        communicates=("seq",),
+        priority=-50,
+        description=description,
+    )
+
+
 @hookimpl
 def axcore_kernels() -> Iterable[KernelSpec]:
     return (
+        _over_a_split_sequence(
+            "ring", "ring_supports", "keys travel around the devices that split the sequence"
+        ),
+        _over_a_split_sequence(
+            "all_to_all",
+            "all_to_all_supports",
+            "heads are split in place of the sequence, then any other implementation",
+        ),
         _xla("attention", "axcore.ops._attention._xla:attention_xla"),
         _xla("rms_norm", "axcore.ops._norms:rms_norm_xla"),
         _xla("layer_norm", "axcore.ops._norms:layer_norm_xla"),
@@ -155,9 +191,58 @@ def axcore_modifiers() -> Iterable[NamedSpec]:
             description="train the parameters that train=... names and no others",
         ),
         NamedSpec(
+            "quantize",
+            "axcore.quantization:QuantizeModifier",
+            description="a quantization recipe by name: quantize:recipe=int8",
+        ),
+        NamedSpec(
             "sequence-parallel",
             "axcore.parallel:SequenceParallelModifier",
             description="norms and residuals split over the mesh axis model along the sequence",
+        ),
+    )
+
+
+def _recipe(
+    name: str, target: str, dtypes: tuple[str, ...], scope: str, description: str
+) -> QuantizationSpec:
+    return QuantizationSpec(
+        name=name,
+        target=f"axcore.quantization:{target}",
+        dtypes=dtypes,
+        scope=scope,
+        description=description,
+    )
+
+
+@hookimpl
+def axcore_quantization() -> Iterable[QuantizationSpec]:
+    training = "training: linear layers, forward and backward"
+    float8 = ("float8_e4m3fn", "float8_e5m2")
+    return (
+        _recipe("none", "Unquantized", ("float32",), "training", "plain products, stated"),
+        _recipe("int8", "Int8Recipe", ("int8",), training, "int8, a scale per channel"),
+        _recipe("fp8", "Fp8Recipe", float8, training, "float8 scaled by the values at hand"),
+        _recipe(
+            "fp8-delayed",
+            "DelayedFp8Recipe",
+            float8,
+            training,
+            "float8 scaled by the largest magnitudes of earlier steps",
+        ),
+        _recipe(
+            "mxfp8",
+            "MxFp8Recipe",
+            ("float8_e4m3fn",),
+            training,
+            "float8 in blocks of 32 with powers of two as scales",
+        ),
+        _recipe(
+            "int4-qat",
+            "Int4Recipe",
+            ("int8",),
+            "training: linear layers, forward",
+            "weights rounded to four bits, gradients straight through",
         ),
     )
 

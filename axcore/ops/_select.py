@@ -37,6 +37,7 @@ __all__ = [
     "Operand",
     "ambient_target",
     "dispatch",
+    "local_implementation",
     "record_choices",
     "reference",
     "select",
@@ -297,6 +298,21 @@ def select(call: OpCall, forced: str | None = None) -> KernelChoice:
             else f"--set ops.{call.op}.fallback=allow accepts the XLA reference"
         ),
     )
+
+
+def local_implementation(op: str) -> str | None:
+    """What a communicating kernel that has made its dims whole forces for the rest of its work.
+
+    Returns:
+        None, which walks the target's list (the communicating ones refuse themselves: nothing is
+        split any more); the reference where the list names no others.
+    """
+    from axcore.plugins import host
+
+    kernels = host().kernels
+    names = [n for n in _acceptable(op, ambient_target()) if f"{op}.{n}" in kernels]
+    others = [n for n in names if not kernels.get(f"{op}.{n}").communicates]
+    return None if others else REFERENCE
 
 
 def _acceptable(op: str, target: Target | None) -> tuple[str, ...]:

@@ -103,6 +103,23 @@ class Mask:
         del q_start, q_stop
         return 0, num_kv
 
+    def reaches(self, q_range: Any, kv_range: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
+        """Whether any query of a block may see any key of one; decides cheaply what to skip.
+
+        Where it says False every pair must be hidden; True is always safe. As ``kv_range``, for
+        blocks whose place is known only at run time.
+
+        Args:
+            q_range: The lowest and the highest position of the queries; numbers or () arrays.
+            kv_range: Those of the keys.
+            arrays: Per-example values of these queries and keys, for masks that need them.
+
+        Returns:
+            True, or a bool of the type that comparing positions gives.
+        """
+        del q_range, kv_range, arrays
+        return True
+
     def __and__(self, other: Mask) -> Mask:
         """Both masks must allow the pair; nested ones are flattened, ``Full`` is dropped."""
         parts: list[Mask] = []
@@ -152,6 +169,10 @@ class Causal(Mask):
         """Nothing past the last query."""
         return 0, min(num_kv, q_stop)
 
+    def reaches(self, q_range: Any, kv_range: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
+        """Whether the last query is not before the first key."""
+        return q_range[1] >= kv_range[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class SlidingWindow(Mask):
@@ -199,6 +220,15 @@ class SlidingWindow(Mask):
         hi = num_kv if self.right is None else min(num_kv, q_stop + self.right)
         return min(lo, hi), hi
 
+    def reaches(self, q_range: Any, kv_range: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
+        """Whether the nearest pair is within the window on either side."""
+        seen = True
+        if self.left is not None:
+            seen = (q_range[0] - kv_range[1] <= self.left) & seen
+        if self.right is not None:
+            seen = (kv_range[0] - q_range[1] <= self.right) & seen
+        return seen
+
 
 @dataclasses.dataclass(frozen=True)
 class TracedWindow(Mask):
@@ -222,6 +252,10 @@ class TracedWindow(Mask):
         """``q_positions - kv_positions <= window``."""
         q, kv = _pairs(q_positions, kv_positions)
         return (q - kv) <= arrays.window
+
+    def reaches(self, q_range: Any, kv_range: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
+        """Whether the nearest pair is within the window."""
+        return q_range[0] - kv_range[1] <= arrays.window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +281,15 @@ class SegmentIds(Mask):
         """``q_segment_ids == kv_segment_ids != 0``, (B, T, S)."""
         q, kv = _pairs(arrays.q_segment_ids, arrays.kv_segment_ids)
         return (q == kv) & (q != 0)
+
+    def reaches(self, q_range: Any, kv_range: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
+        """Whether the ranges of the ids overlap in any row, padding aside."""
+        q, kv = arrays.q_segment_ids, arrays.kv_segment_ids
+        # Padding is 0: its row's highest id stands in, so that it never lowers the lower end.
+        lows = [x + (x == 0).astype(x.dtype) * x.max(axis=-1, keepdims=True) for x in (q, kv)]
+        q_low, kv_low = (x.min(axis=-1) for x in lows)
+        q_high, kv_high = (x.max(axis=-1) for x in (q, kv))
+        return ((q_high >= kv_low) & (kv_high >= q_low) & (q_high > 0) & (kv_high > 0)).any()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +320,11 @@ class PrefixLM(Mask):
         if self.length is None:
             return 0, num_kv
         return 0, min(num_kv, max(q_stop, self.length))
+
+    def reaches(self, q_range: Any, kv_range: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
+        """Whether the first key is not after the last query, or in a prefix."""
+        length = arrays.prefix_lengths.max() if self.length is None else self.length
+        return (kv_range[0] <= q_range[1]) | (kv_range[0] < length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,3 +366,10 @@ class And(Mask):
             part_lo, part_hi = mask.kv_range(q_start, q_stop, num_kv)
             lo, hi = max(lo, part_lo), min(hi, part_hi)
         return min(lo, hi), hi
+
+    def reaches(self, q_range: Any, kv_range: Any, arrays: MaskArrays = NO_ARRAYS) -> Any:
+        """Whether every part may reach; exact for none of them alone, safe for all."""
+        seen = True
+        for mask in self.masks:
+            seen = mask.reaches(q_range, kv_range, arrays) & seen
+        return seen

@@ -351,7 +351,8 @@ def _add_kernels(cfg: C, active: ActiveSet, instance: str) -> tuple[C, list[Rule
     before, name = cfg, f"kernels of {instance}"
     listed: dict[str, tuple[str, ...]] = {}
     for kernel in active.kernels:
-        if kernel.implementation != REFERENCE:
+        # To communicate is a strategy: nobody gets it by installing something.
+        if kernel.implementation != REFERENCE and not kernel.communicates:
             listed[kernel.op] = (*listed.get(kernel.op, ()), kernel.implementation)
     rules: dict[str, OpRule] = dict(cfg.ops)  # pyright: ignore[reportAttributeAccessIssue]
     missing = [op for op in listed if not rules.get(op, OpRule()).implementations]

@@ -99,7 +99,8 @@ class KernelSpec(Spec):
         communicates: Logical axes over whose shards the kernel communicates itself, such as
             ``("seq",)`` for a ring. It serves only calls in which they are split, gets dims of
             these axes as they lie that other kernels get gathered (the positions of keys), and is
-            called with ``mesh_axes={axis: mesh axes}`` for its collectives.
+            called with ``mesh_axes={axis: mesh axes}`` for its collectives. Only a rule or a user
+            lists it.
         priority: Order of preference where a rule does not say; higher first.
     """
 

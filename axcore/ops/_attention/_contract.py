@@ -146,17 +146,23 @@ def attention(
     if logit_scale is None:
         logit_scale = float(q.shape[-1]) ** -0.5
     traced_scale = None if isinstance(logit_scale, int | float) else logit_scale
+    # Kernels get keys whole, unless they communicate along seq: then as they lie, like queries.
+    keys = "seq" if view is None and q.shape[1] == k.shape[1] else None
+    kv_axes = ("batch", None, "kv_heads", "head_dim")
+    kv_placed = ("batch", keys, "kv_heads", "head_dim")
     operands = {
         "q": Operand(q, ("batch", "seq", "heads", "head_dim")),
-        "k": Operand(k, ("batch", None, "kv_heads", "head_dim")),
-        "v": Operand(v, ("batch", None, "kv_heads", "head_dim")),
+        "k": Operand(k, kv_axes, kv_placed),
+        "v": Operand(v, kv_axes, kv_placed),
         "bias": Operand(bias, ("batch", "heads", "seq", None)),
         "sinks": Operand(sinks, ("heads",)),
         "q_positions": Operand(q_positions, _position_axes(q_positions, "seq")),
-        "kv_positions": Operand(kv_positions, _position_axes(kv_positions, None)),
-        "kv_valid": Operand(kv_valid, ("batch", None)),
+        "kv_positions": Operand(
+            kv_positions, _position_axes(kv_positions, None), _position_axes(kv_positions, keys)
+        ),
+        "kv_valid": Operand(kv_valid, ("batch", None), ("batch", keys)),
         "q_segment_ids": Operand(q_segment_ids, ("batch", "seq")),
-        "kv_segment_ids": Operand(kv_segment_ids, ("batch", None)),
+        "kv_segment_ids": Operand(kv_segment_ids, ("batch", None), ("batch", keys)),
         "prefix_lengths": Operand(prefix_lengths, ("batch",)),
         "window": Operand(window, ()),
         "logit_scale": Operand(traced_scale, ()),

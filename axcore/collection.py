@@ -11,8 +11,9 @@ writes them per layer, so scanned and unrolled stacks report the same names.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -26,6 +27,7 @@ __all__ = [
     "Reduction",
     "apply_state_updates",
     "expand_path",
+    "glob_matches",
     "merge",
     "reduce_leading",
     "total_loss",
@@ -135,10 +137,18 @@ class OutputCollection:
         entries[path] = entry
 
     def update(self, other: OutputCollection) -> None:
-        """Takes over the entries of a finished child call; a name that is taken raises."""
+        """Takes over the entries of a finished child call; a name that is taken raises.
+
+        State that is reduced is the exception: calls of one child have a path each, but one state,
+        whose updates combine.
+        """
         for kind in KINDS:
             for path, entry in getattr(other, kind).items():
-                self.add(kind, path, entry)
+                taken = self.state_updates.get(path) if kind == "state_updates" else None
+                if taken is None or taken.reduction == "last":
+                    self.add(kind, path, entry)
+                else:
+                    self.state_updates[path] = _combine(path, taken, entry)
 
     def map_entries(self, fn: Callable[[str, Entry], Entry]) -> OutputCollection:
         """Returns a collection with ``fn(path, entry)`` in place of each entry."""
@@ -247,6 +257,29 @@ def expand_path(path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
                     yield (f"{head}/{tail}" if tail else head), (i, *index)
             return
     yield path, ()
+
+
+def glob_matches(pattern: str, path: str) -> bool:
+    """Tells whether a glob matches a whole path.
+
+    ``**`` stands for any number of path components (none included); ``*``, ``?`` and ``[...]``
+    stay within one.
+
+    Example:
+        >>> glob_matches("decoder/layer/[0-3]/**/bias", "decoder/layer/2/up/bias")
+        True
+    """
+    return _match(pattern.split("/"), path.split("/"))
+
+
+def _match(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    if not pattern:
+        return not path
+    if pattern[0] == "**":
+        return any(_match(pattern[1:], path[n:]) for n in range(len(path) + 1))
+    if not path or not fnmatch.fnmatchcase(path[0], pattern[0]):
+        return False
+    return _match(pattern[1:], path[1:])
 
 
 def apply_state_updates(state: Mapping[str, Any], collection: OutputCollection) -> dict[str, Any]:

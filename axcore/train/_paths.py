@@ -8,7 +8,6 @@ a key such as ``0:8:1`` (layers ``range(0, 8, 1)``). Patterns always speak of si
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from axcore.collection import expand_path
+from axcore.collection import expand_path, glob_matches
 from axcore.errors import TrainError, did_you_mean
 
 __all__ = [
@@ -65,29 +64,6 @@ def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[path[-1]] = leaf
     return tree
-
-
-def glob_matches(pattern: str, path: str) -> bool:
-    """Tells whether a glob matches a whole path.
-
-    ``**`` stands for any number of path components (none included); ``*``, ``?`` and ``[...]``
-    stay within one.
-
-    Example:
-        >>> glob_matches("decoder/layer/[0-3]/**/bias", "decoder/layer/2/up/bias")
-        True
-    """
-    return _match(pattern.split("/"), path.split("/"))
-
-
-def _match(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    if not pattern:
-        return not path
-    if pattern[0] == "**":
-        return any(_match(pattern[1:], path[n:]) for n in range(len(path) + 1))
-    if not path or not fnmatch.fnmatchcase(path[0], pattern[0]):
-        return False
-    return _match(pattern[1:], path[1:])
 
 
 @dataclasses.dataclass(frozen=True)

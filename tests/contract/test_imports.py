@@ -26,8 +26,9 @@ PLUGINS = sorted(path.name for path in (ROOT / "plugins").glob("axlearn_*"))
 ORDER = [
     {"errors", "_files"},
     {"config", "plugins", "builtin"},
-    {"module", "context", "collection", "transforms", "remat"},
+    {"module", "context", "collection", "transforms", "pipelining", "remat"},
     {"layers", "ops", "interop"},
+    {"quantization"},
     {"parallel"},
     {"train", "data", "checkpoint", "inference", "peft"},
     {"experiments", "runtime"},

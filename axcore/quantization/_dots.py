@@ -1,0 +1,282 @@
+"""Quantized products for training, as replacements of :class:`axcore.ops.DotGeneral`.
+
+Each keeps the operands' own dtype outside: it quantizes what it is given, multiplies, and returns
+the dtype that the plain product would. Parameters, optimizer and checkpoints do not know of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from axcore.config import Config
+from axcore.context import current_context
+from axcore.errors import ConfigError, ModuleError
+from axcore.layers.initializers import Zeros
+from axcore.module import Module, ParameterSpec
+from axcore.ops import DotGeneral
+from axcore.ops.dot_general import DimensionNumbers
+from axcore.quantization._products import Plan, quantized_product
+from axcore.quantization._values import Operand
+
+__all__ = ["DelayedFp8Dot", "Fp8Dot", "Int4Dot", "Int8Dot", "MxFp8Dot", "QuantizedDot"]
+
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+class QuantizedDot(DotGeneral):
+    """A product of quantized operands: the base of training recipes' products.
+
+    A subclass states its plan in ``__init__``. Attention's inner products and the head's run it
+    inside loops of their kernels, which take no state and no random numbers: see
+    :attr:`needs_context`.
+    """
+
+    class Config(DotGeneral.Config):
+        """``precision`` is that of the products that are not quantized."""
+
+    plan: Plan
+    #: Whether it draws random numbers or keeps state, and so cannot run inside a kernel.
+    needs_context: bool = False
+
+    @property
+    def operand_dtype(self) -> str:
+        """Dtype that the forward product runs in, as instances state their peak rates."""
+        lhs, rhs = self.plan.lhs, self.plan.rhs
+        if lhs is None or rhs is None:
+            return "bfloat16"
+        return "int8" if lhs.dtype.startswith("int") else lhs.dtype
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        """All dtypes that hardware must multiply, forward and backward."""
+        lhs, rhs, grad = self.plan.lhs, self.plan.rhs, self.plan.grad
+        if lhs is None or rhs is None:
+            return ()
+        backward = grad is not None and (self.plan.grad_lhs or self.plan.grad_rhs)
+        used = [lhs, rhs, *([grad] if grad is not None and backward else [])]
+        return tuple(dict.fromkeys("int8" if o.dtype == "int4" else o.dtype for o in used))
+
+    def forward(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: DimensionNumbers,
+        *,
+        preferred_element_type: str | jax.typing.DTypeLike | None = None,
+    ) -> jax.Array:
+        """Contracts two arrays; see :meth:`axcore.ops.DotGeneral.forward`."""
+        ctx = current_context()
+        stochastic = self.plan.grad is not None and self.plan.grad.stochastic
+        key = ctx.key() if ctx is not None and ctx.is_training and stochastic else None
+        plan = self.plan
+        if stochastic and key is None:  # no gradient is taken outside of training
+            plan = plan._replace(grad=None)
+        lhs_amax, rhs_amax = self._magnitudes(lhs, rhs)
+        return quantized_product(
+            plan,
+            lhs,
+            rhs,
+            dimension_numbers,
+            preferred_element_type=preferred_element_type,
+            lhs_amax=lhs_amax,
+            rhs_amax=rhs_amax,
+            key=key,
+        )
+
+    def _magnitudes(
+        self, lhs: jax.Array, rhs: jax.Array
+    ) -> tuple[jax.Array | None, jax.Array | None]:
+        """Returns what the operands' largest values stand for; None measures them now."""
+        del lhs, rhs
+        return None, None
+
+
+class Int8Dot(QuantizedDot):
+    """int8 with a scale for each channel, taken from the values at hand.
+
+    A channel of the activations is a token, one of the weights an output; int8 products add up in
+    int32. Both gradients are int8 products too unless the fields say otherwise.
+    """
+
+    class Config(QuantizedDot.Config):
+        """What is quantized."""
+
+        # Share of a token's largest activation that is kept; what is beyond saturates.
+        activation_clip: float = 1.0
+        # Rounds gradients up or down at random, which keeps their mean; costs random numbers.
+        stochastic_rounding: bool = False
+        quantize_lhs_grad: bool = True
+        quantize_rhs_grad: bool = True
+
+    def __init__(self, cfg: Config, *, parent: Module | None = None):
+        super().__init__(cfg, parent=parent)
+        self.needs_context = cfg.stochastic_rounding
+        self.plan = Plan(
+            lhs=Operand("int8", clip=cfg.activation_clip),
+            rhs=Operand("int8"),
+            grad=Operand("int8", stochastic=cfg.stochastic_rounding),
+            grad_lhs=cfg.quantize_lhs_grad,
+            grad_rhs=cfg.quantize_rhs_grad,
+            precision=cfg.precision,
+        )
+
+
+class Fp8Dot(QuantizedDot):
+    """float8 with scales taken from the values at hand ("current scaling").
+
+    Forward operands are e4m3, gradients e5m2 (Micikevicius et al., arXiv:2209.05433). With one
+    scale for a tensor the backward pass keeps the float8 activations: a quarter of float32.
+    """
+
+    class Config(QuantizedDot.Config):
+        """Formats and what shares a scale."""
+
+        dtype: str = "float8_e4m3fn"
+        grad_dtype: str = "float8_e5m2"
+        granularity: Literal["tensor", "channel"] = "tensor"
+        quantize_lhs_grad: bool = True
+        quantize_rhs_grad: bool = True
+
+    def __init__(self, cfg: Config, *, parent: Module | None = None):
+        super().__init__(cfg, parent=parent)
+        for name in ("dtype", "grad_dtype"):
+            _check_float8(self, name)
+        self.plan = Plan(
+            lhs=Operand(cfg.dtype, cfg.granularity),
+            rhs=Operand(cfg.dtype, cfg.granularity),
+            grad=Operand(cfg.grad_dtype, cfg.granularity),
+            grad_lhs=cfg.quantize_lhs_grad,
+            grad_rhs=cfg.quantize_rhs_grad,
+            precision=cfg.precision,
+        )
+
+
+class DelayedFp8Dot(QuantizedDot):
+    """float8 whose operands' scales come from the largest magnitudes of earlier steps.
+
+    Quantizing then waits for no pass over the tensor. The history is state of this module, set by
+    training steps and read by all; until it has one, and where it holds zeros only, the magnitude
+    at hand is taken. The gradient's scale is always taken from the gradient at hand: what the
+    backward pass measures could leave it only as a gradient of something.
+    """
+
+    class Config(QuantizedDot.Config):
+        """Formats and the history."""
+
+        dtype: str = "float8_e4m3fn"
+        grad_dtype: str = "float8_e5m2"
+        # Steps that are looked back on; the largest magnitude among them counts.
+        history_length: int = 128
+        # The scale leaves room for magnitudes that grow by this factor within a step.
+        headroom: float = 1.0
+
+    needs_context = True
+
+    def __init__(self, cfg: Config, *, parent: Module | None = None):
+        super().__init__(cfg, parent=parent)
+        for name in ("dtype", "grad_dtype"):
+            _check_float8(self, name)
+        if cfg.history_length < 1 or not cfg.headroom >= 1.0:
+            raise ConfigError(
+                f"history_length is {cfg.history_length} and headroom {cfg.headroom}, expected at "
+                "least 1 of each",
+                code="AX433",
+                where=self.config_path or self.path,
+            )
+        self.plan = Plan(
+            lhs=Operand(cfg.dtype, "tensor"),
+            rhs=Operand(cfg.dtype, "tensor"),
+            grad=Operand(cfg.grad_dtype, "tensor"),
+            precision=cfg.precision,
+        )
+        for name in ("lhs_amax", "rhs_amax"):
+            self._add_parameter(
+                name,
+                ParameterSpec(
+                    (cfg.history_length,), "float32", (None,), Zeros(), kind="state", optional=True
+                ),
+            )
+
+    def _magnitudes(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._from_history("lhs_amax", lhs), self._from_history("rhs_amax", rhs)
+
+    def _from_history(self, name: str, x: jax.Array) -> jax.Array:
+        ctx = current_context()
+        if ctx is None or name not in ctx.state:
+            raise ModuleError(
+                f"the state given has no history {name!r}",
+                code="AX328",
+                where=self.path,
+                hint="pass the whole state that module.initialize(key) returned",
+            )
+        history = ctx.state[name]
+        now = jnp.max(jnp.abs(jax.lax.stop_gradient(x))).astype(jnp.float32)
+        if ctx.is_training:
+            # The largest over repeated calls, microbatches and replicas: the older entries are
+            # equal in all of them.
+            ctx.set_state(name, jnp.concatenate([now[None], history[:-1]]), reduction="max")
+        before = jnp.max(history)
+        return jnp.where(before > 0, before * self.cfg.headroom, now)
+
+
+class MxFp8Dot(QuantizedDot):
+    """float8 in blocks of 32 along the sum, each with a power of two as its scale (MXFP8).
+
+    OCP Microscaling formats 1.0; all operands are e4m3, as in Mishra et al., arXiv:2506.08027. One
+    outlier then costs its block precision, not its tensor.
+    """
+
+    class Config(QuantizedDot.Config):
+        """Formats; hardware knows blocks of 32."""
+
+        dtype: str = "float8_e4m3fn"
+        grad_dtype: str = "float8_e4m3fn"
+        block: int = 32
+
+    def __init__(self, cfg: Config, *, parent: Module | None = None):
+        super().__init__(cfg, parent=parent)
+        for name in ("dtype", "grad_dtype"):
+            _check_float8(self, name)
+        operand = Operand(cfg.dtype, "block", cfg.block)
+        self.plan = Plan(
+            lhs=operand,
+            rhs=operand,
+            grad=Operand(cfg.grad_dtype, "block", cfg.block),
+            precision=cfg.precision,
+        )
+
+
+class Int4Dot(QuantizedDot):
+    """Training for weights of four bits: they are rounded forward, gradients pass straight through.
+
+    The master weights stay as they are; what they round to is what :mod:`axcore.quantization`
+    stores when such a model is converted for serving.
+    """
+
+    class Config(QuantizedDot.Config):
+        """``activations``: int8 with a scale per token, or None for the layer's own dtype."""
+
+        activations: Literal["int8"] | None = "int8"
+
+    def __init__(self, cfg: Config, *, parent: Module | None = None):
+        super().__init__(cfg, parent=parent)
+        self.plan = Plan(
+            lhs=None if cfg.activations is None else Operand(cfg.activations),
+            rhs=Operand("int4"),
+            precision=cfg.precision,
+        )
+
+
+def _check_float8(module: Module, name: str) -> None:
+    cfg: Any = module.cfg
+    assert isinstance(cfg, Config)
+    value = getattr(cfg, name)
+    if value not in _FLOAT8:
+        raise ConfigError(
+            f"{name} is {value!r}, expected one of {', '.join(_FLOAT8)}",
+            code="AX433",
+            where=f"{module.config_path}.{name}" if module.config_path else name,
+        )

@@ -17,7 +17,7 @@ from axcore.parallel.cost._model_flops import Flops, FlopTerm, Mfu, ModelFlops, 
 from axcore.parallel.cost._pairs import Pairs, count_pairs
 from axcore.parallel.cost._program import count_flops, count_function
 from axcore.parallel.cost._records import CostEntry, ProgramCost, UnknownLoop
-from axcore.parallel.cost._step_time import StepPrediction, predict_step
+from axcore.parallel.cost._step_time import StepModel, StepPrediction, predict_step
 
 __all__ = [
     "CostEntry",
@@ -28,6 +28,7 @@ __all__ = [
     "ModelFlops",
     "Pairs",
     "ProgramCost",
+    "StepModel",
     "StepPrediction",
     "UnknownLoop",
     "abstract_mesh",

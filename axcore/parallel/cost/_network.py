@@ -140,7 +140,7 @@ class Network:
         )
 
     def _inside(self, group: Group) -> float:
-        """Bytes/s into one device from its domain: of a torus, by the dims that the group covers."""
+        """Bytes/s into one device from its domain; of a torus by the dims that are covered."""
         assert self.fast is not None  # then a domain has one device
         return self.fast * self._covered(group.inside)
 

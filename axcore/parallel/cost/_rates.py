@@ -53,7 +53,7 @@ class Rates:
     notes: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
-        """Returns the dense peak of products of a dtype, FLOP/s; of what stands in if there is none.
+        """Returns the dense peak of a dtype, or of what stands in for it, FLOP/s.
 
         Raises:
             ShardingError: Neither has a rate.
@@ -99,6 +99,8 @@ def rates_of(instance: Instance, efficiency: float | None = None) -> Rates:
             f"{instance.family} states no matmul_efficiency: {found} is assumed, so that times "
             "are good to compare, not to trust",
         )
+    elif efficiency is None:
+        notes = (f"matmul_efficiency {found}: {instance.matmul_efficiency_source}",)
     if not 0 < found <= 1:
         raise ShardingError(
             f"matmul_efficiency is {found}, expected a share above 0 and at most 1",

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -29,12 +30,12 @@ from axcore.parallel.cost._memory import (
 from axcore.parallel.cost._model import built, model_flops
 from axcore.parallel.cost._model_flops import FlopTerm, ModelFlops
 from axcore.parallel.cost._network import Network
-from axcore.parallel.cost._rates import Rates, rates_of
+from axcore.parallel.cost._rates import rates_of
 from axcore.parallel.cost._traffic import Pass, Traffic, Transfer
 from axcore.parallel.mesh import MeshShape
 from axcore.plugins import Instance
 
-__all__ = ["StepPrediction", "predict_step"]
+__all__ = ["StepModel", "StepPrediction", "predict_step"]
 
 # Float32 logits are written, read for the softmax, and so are their gradients.
 _LOGIT_PASSES = 4
@@ -116,14 +117,7 @@ def predict_step(
         True
     """
     del traits
-    rates = rates_of(instance, efficiency)
-    memory = memory_estimate(
-        cfg,
-        num_devices=instance.num_devices,
-        num_slices=instance.num_slices,
-        attention=attention,
-    )
-    return _Prediction(cfg, instance, rates, memory, attention).result()
+    return StepModel(cfg, instance, attention=attention).at(efficiency)
 
 
 @dataclass
@@ -141,14 +135,33 @@ class _Times:
         return self.matmul + self.memory
 
 
-class _Prediction:
-    """One config on one machine."""
+class StepModel:
+    """One config on one machine, for any efficiency; see :func:`predict_step`.
+
+    Args:
+        cfg: A trainer's config, fitted to the instance.
+        instance: The machine.
+        attention: As for :func:`memory_estimate`.
+
+    Raises:
+        ShardingError: The mesh does not fit the devices, or rules do not fit an array or the batch.
+    """
 
     def __init__(
-        self, cfg: Any, instance: Instance, rates: Rates, memory: MemoryEstimate, attention: str
+        self,
+        cfg: Any,
+        instance: Instance,
+        *,
+        attention: Literal["kernel", "reference"] = "kernel",
     ):
-        self.cfg, self.instance, self.rates, self.memory = cfg, instance, rates, memory
-        self.attention: Any = attention
+        self.cfg, self.instance, self.attention = cfg, instance, attention
+        self.rates = rates_of(instance)
+        self.memory = memory_estimate(
+            cfg,
+            num_devices=instance.num_devices,
+            num_slices=instance.num_slices,
+            attention=attention,
+        )
         self.model, learner = built(cfg)
         self.steps = cfg.accumulation_steps
         shape = MeshShape.of(cfg.mesh_shape)
@@ -169,13 +182,24 @@ class _Prediction:
             tuple(rule.implementations) if rule is not None else (),
         )
 
-    def result(self) -> StepPrediction:
-        times = {phase: _Times() for phase in _PASSES}
+        self.transfers = self.traffic.transfers()
+
+    def at(self, efficiency: float | None = None) -> StepPrediction:
+        """Returns the prediction.
+
+        Args:
+            efficiency: Share of the peak that products reach; None takes the instance's.
+
+        Raises:
+            ShardingError: The instance does not state a rate.
+        """
+        self.rates = rates_of(self.instance, efficiency)
+        times: dict[Pass, _Times] = {phase: _Times() for phase in _PASSES}
         for term in self.flops.terms:
             self._products(term, times)
         self._elementwise(times)
         moved: dict[tuple[str, str], float] = {}
-        for transfer in self.traffic.transfers():
+        for transfer in self.transfers:
             self._collective(transfer, times[transfer.phase], moved)
         exposed, hidden = self._overlap(times)
         matmul = self.steps * sum(t.matmul for t in times.values())
@@ -199,7 +223,7 @@ class _Prediction:
             bound_by=max(seconds, key=lambda name: seconds[name]),
             seconds=FrozenMapping(seconds),
             hidden_seconds=FrozenMapping({a: s * self.steps for a, s in hidden.items()}),
-            collective_bytes=FrozenMapping({k: n * self.steps for k, n in moved.items()}),
+            collective_bytes=MappingProxyType({k: n * self.steps for k, n in moved.items()}),
             memory=self.memory,
             efficiency=self.rates.efficiency,
             notes=(*self.rates.notes, *self.flops.notes, *self.memory.notes, *self._notes()),
@@ -217,7 +241,8 @@ class _Prediction:
         reads = weight_bytes / self.rates.memory_bytes
         once = max(forward / rate, reads)
         backward = max(forward * term.backward / rate, 2 * reads) + once * term.recompute
-        for phase, seconds in (("forward", once), ("backward", backward)):
+        spent: dict[Pass, float] = {"forward": once, "backward": backward}
+        for phase, seconds in spent.items():
             times[phase].matmul += seconds
             if term.kind == "attention":
                 times[phase].attention += seconds

@@ -27,7 +27,7 @@ from axcore.parallel.rules import RuleTable, ShardingRules
 from axcore.parallel.sharding import partition_spec
 from axcore.remat import Remat
 
-__all__ = ["Pass", "Pipeline", "Split", "Transfer", "Traffic"]
+__all__ = ["Pass", "Pipeline", "Split", "Traffic", "Transfer"]
 
 Pass = Literal["forward", "backward"]
 
@@ -201,26 +201,29 @@ class Traffic:
         layers = math.prod(spec.shape[: spec.num_stacked])
         if self.pipeline is not None and spec.num_stacked:
             layers = max(layers // self.pipeline.stages, 1)
+        # A stage uses its weights anew for each part of the batch.
+        is_stage = self.pipeline is not None and spec.num_stacked > 0
+        runs = layers * (self.pipeline.microbatches if self.pipeline and is_stage else 1)
         each = spec.shape[spec.num_stacked :]
         item = jnp.dtype(getattr(owner, "compute_dtype", spec.dtype)).itemsize
         whole = math.prod(each) * item / self.size((*split.kept, *split.experts))
         name = path.rsplit("/", 1)[0]
         if split.gathered:
-            for phase in ("forward", "backward"):
+            for phase, count in _passes(runs, runs):
                 yield Transfer(
-                    "all_gather", split.gathered, whole, layers, phase, "compute", f"{name} weights"
+                    "all_gather", split.gathered, whole, count, phase, "compute", f"{name} weights"
                 )
         if path in self.trained:
             if split.gathered:
                 yield Transfer(
-                    *("reduce_scatter", split.gathered, whole, layers, "backward", "compute"),
+                    *("reduce_scatter", split.gathered, whole, runs, "backward", "compute"),
                     f"{name} gradients",
                 )
             rest = tuple(a for a in self.token_axes if a not in (*split.gathered, *split.experts))
             if rest:
                 part = whole / self.size(split.gathered)
                 yield Transfer(
-                    *("all_reduce", rest, part, layers, "backward", "compute"), f"{name} gradients"
+                    *("all_reduce", rest, part, runs, "backward", "compute"), f"{name} gradients"
                 )
         if split.experts and any(_is_like(spec.axes[d], "mlp") for d in spec.fan_in_dims):
             yield from self._experts(name, spec, split, line, layers)
@@ -264,7 +267,7 @@ class Traffic:
         if not (is_lookup or is_head):
             again = projection_recompute(line, _remat(line))
         for kind in kinds:
-            for phase, count in (("forward", forward), ("backward", 1.0 + again)):
+            for phase, count in _passes(forward, 1.0 + again):
                 if is_lookup and phase == "backward":
                     continue  # each part's rows get their own gradients
                 yield Transfer(
@@ -282,7 +285,7 @@ class Traffic:
         size = self.tokens * chosen * width * item / self.size(split.kept)
         remat = _remat(line)
         again = float(remat is not None and remat.enabled)  # tokens are sent to be recomputed
-        for phase, count in (("forward", 2.0), ("backward", 2.0 + again)):
+        for phase, count in _passes(2.0, 2.0 + again):
             yield Transfer(
                 *("all_to_all", split.experts, size, count * layers, phase, "nothing"),
                 f"{name} tokens",
@@ -308,19 +311,19 @@ class Traffic:
         again = float((remat := _remat(self._line(path))) is not None and remat.enabled)
         if how == "ring":
             # Backward, keys and values go around once more, and their gradients with them.
-            for phase, times in (("forward", 1.0), ("backward", 2.0 + again)):
+            for phase, times in _passes(1.0, 2.0 + again):
                 yield Transfer(
                     *("permute", axes, keys, times * (n - 1) * layers, phase, "attention"),
                     f"{path} keys and values",
                 )
         elif how == "all_to_all":
-            for phase, times in (("forward", 1.0), ("backward", 1.0 + again)):
+            for phase, times in _passes(1.0, 1.0 + again):
                 yield Transfer(
                     *("all_to_all", axes, queries + keys, times * layers, phase, "nothing"),
                     f"{path} heads for positions",
                 )
         else:
-            for phase, times in (("forward", 1.0), ("backward", 1.0 + again)):
+            for phase, times in _passes(1.0, 1.0 + again):
                 yield Transfer(
                     *("all_gather", axes, keys * n, times * layers, phase, "nothing"),
                     f"{path} keys and values",
@@ -338,13 +341,17 @@ class Traffic:
         item = jnp.dtype(getattr(self.model, "compute_dtype", "float32")).itemsize
         size = self.tokens * width * item / self.pipeline.microbatches
         count = self.pipeline.microbatches * self.pipeline.repeats
-        for phase in ("forward", "backward"):
-            yield Transfer("permute", ("pipeline",), size, count, phase, "nothing", "stages")
+        for phase, times in _passes(count, count):
+            yield Transfer("permute", ("pipeline",), size, times, phase, "nothing", "stages")
 
     def _layers(self, path: str) -> int:
         counts = (m.layers for _, m in self._line(path))
         layers = math.prod(len(n) for n in counts if isinstance(n, range))
         return max(layers // self.pipeline.stages, 1) if self.pipeline else layers
+
+
+def _passes(forward: float, backward: float) -> tuple[tuple[Pass, float], tuple[Pass, float]]:
+    return ("forward", forward), ("backward", backward)
 
 
 def _remat(line: list[tuple[str, Module]]) -> Remat | None:

@@ -15,7 +15,14 @@ from pathlib import Path
 
 from axcore.errors import PluginError, did_you_mean
 from axcore.plugins import Instance
-from axlearn_gpu._gpus import GPUS, MACHINES, Machine
+from axlearn_gpu._gpus import (
+    FITTED,
+    FITTED_SOURCE,
+    GPUS,
+    MACHINES,
+    MATMUL_EFFICIENCY,
+    Machine,
+)
 
 __all__ = ["detect", "resolve"]
 
@@ -73,6 +80,10 @@ def resolve(name: str) -> Instance:
         # A part of a host has its part of the adapters.
         dcn_bandwidth_bytes=machine.network_bytes * per_host / machine.gpus,
         device_kind=gpu.device_kind,
+        matmul_efficiency=MATMUL_EFFICIENCY,
+        matmul_efficiency_source=FITTED_SOURCE
+        if gpu.name == FITTED
+        else f"that of {FITTED}, not fitted",
         attributes={
             "gpu": gpu.name,
             "nvlink_domain": str(min(count, machine.nvlink_domain)),

@@ -15,7 +15,13 @@ from pathlib import Path
 
 from axcore.errors import PluginError, did_you_mean
 from axcore.plugins import Instance
-from axlearn_neuron._machines import CHIPS, MACHINES
+from axlearn_neuron._machines import (
+    CHIPS,
+    FITTED,
+    FITTED_SOURCE,
+    MACHINES,
+    MATMUL_EFFICIENCY,
+)
 
 __all__ = ["detect", "resolve"]
 
@@ -61,6 +67,10 @@ def resolve(name: str) -> Instance:
         ici_bandwidth_bytes=machine.link_bandwidth_bytes / parts,
         ici_domain_devices=min(hosts, machine.link_domain) * machine.chips * parts,
         dcn_bandwidth_bytes=machine.network_bytes,
+        matmul_efficiency=MATMUL_EFFICIENCY,
+        matmul_efficiency_source=FITTED_SOURCE
+        if chip.name == FITTED
+        else f"that of {FITTED}, not fitted",
         attributes={
             "chips": str(machine.chips * hosts),
             "physical_cores_per_device": str(chip.cores_per_device),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from axcore.errors import PluginError
 from axcore.plugins import Instance
-from axlearn_tpu._chips import CHIPS, Chip
+from axlearn_tpu._chips import CHIPS, FITTED, FITTED_SOURCE, MATMUL_EFFICIENCY, Chip
 from axlearn_tpu._topology import hosts_and_chips, nearest_sizes, num_chips, slice_shape, text
 
 __all__ = ["detect", "resolve"]
@@ -92,6 +92,10 @@ def _instance(
         num_slices=num_slices,
         topology=text(shape),
         device_kind=chip.device_kind,
+        matmul_efficiency=MATMUL_EFFICIENCY,
+        matmul_efficiency_source=FITTED_SOURCE
+        if chip.generation == FITTED
+        else f"that of {FITTED}, not fitted",
         attributes=attributes,
     )
 

@@ -22,7 +22,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
 from jax.extend import core as jax_core
@@ -41,6 +41,8 @@ __all__ = [
     "derive_key",
     "functional",
 ]
+
+Table = Literal["param", "activation"]  # the sharding rules that a question is about
 
 
 class Target(Protocol):
@@ -70,8 +72,10 @@ class Target(Protocol):
         """Constrains ``x`` to the sharding of its logical ``axes``, one name per dim."""
         ...
 
-    def mesh_axes(self, logical_axis: str, size: int | None = None) -> tuple[str, ...]:
-        """Returns the mesh axes over which an activation dim of this axis and size is sharded."""
+    def mesh_axes(
+        self, logical_axis: str, size: int | None = None, *, table: Table = "activation"
+    ) -> tuple[str, ...]:
+        """Returns the mesh axes over which a dim of this axis and size is sharded."""
         ...
 
     def digest(self) -> str:
@@ -92,9 +96,11 @@ class LocalTarget:
         check_axes(x, axes)
         return x
 
-    def mesh_axes(self, logical_axis: str, size: int | None = None) -> tuple[str, ...]:
+    def mesh_axes(
+        self, logical_axis: str, size: int | None = None, *, table: Table = "activation"
+    ) -> tuple[str, ...]:
         """Returns (): nothing is sharded."""
-        del logical_axis, size
+        del logical_axis, size, table
         return ()
 
     def digest(self) -> str:

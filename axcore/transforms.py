@@ -109,6 +109,7 @@ def scan_layers(
     *,
     unroll: int = 1,
     wrap: Callable[[Fn], Fn] | None = None,
+    stacked: tuple[Sequence[Any], Sequence[Any]] | None = None,
 ) -> tuple[Any, Any]:
     """Scans over layers whose state is stacked; ``fn`` calls ``children`` as if one layer.
 
@@ -120,6 +121,8 @@ def scan_layers(
         xs: Per-iteration values with a leading axis, or None.
         unroll: As for ``jax.lax.scan``.
         wrap: Applied to the pure body, such as ``jax.checkpoint`` with a policy.
+        stacked: Layer numbers and states of each child, when they are not all of the child's
+            layers (a pipeline stage has some of them).
 
     Returns:
         The last carry and the stacked ys. What layers collect stays stacked under their name.
@@ -137,9 +140,13 @@ def scan_layers(
             code="AX331",
             where=ctx.module.path,
         )
-    num = counts.pop()
-    layer_numbers = [jnp.arange(r.start, r.stop, r.step) for r in ranges]  # type: ignore[union-attr]
-    states = [ctx.state.get(child.name, {}) for child in children]
+    if stacked is None:
+        num = counts.pop()
+        layer_numbers = [jnp.arange(r.start, r.stop, r.step) for r in ranges]  # type: ignore[union-attr]
+        states = [ctx.state.get(child.name, {}) for child in children]
+    else:
+        layer_numbers, states = map(list, stacked)
+        num = layer_numbers[0].shape[0]
 
     def pure(carry: Any, x: Any, numbers: Any, slices: Any) -> tuple[Any, Any]:
         by_name = {c.name: (s, n) for c, s, n in zip(children, slices, numbers, strict=True)}
@@ -151,7 +158,7 @@ def scan_layers(
         (carry, y), collection = pure(carry, *x)
         return carry, (y, collection)
 
-    carry, (ys, stacked) = jax.lax.scan(
+    carry, (ys, collected) = jax.lax.scan(
         step,
         init,
         (xs, layer_numbers, states),
@@ -159,7 +166,7 @@ def scan_layers(
         unroll=unroll,  # type: ignore[arg-type]
     )
     prefixes = tuple(f"{ctx.path}/{c.name}/" if ctx.path else f"{c.name}/" for c in children)
-    body.finish(reduce_leading(stacked, keep=lambda path: path.startswith(prefixes)))
+    body.finish(reduce_leading(collected, keep=lambda path: path.startswith(prefixes)))
     return carry, ys
 
 

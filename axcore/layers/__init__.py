@@ -21,6 +21,7 @@ from axcore.layers.linear import Linear
 from axcore.layers.lora import DoRA, LoRA, LowRankAdapter
 from axcore.layers.multi_token import MultiTokenPrediction
 from axcore.layers.norm import LayerNorm, RMSNorm
+from axcore.layers.pipeline import PipelinedTransformer
 from axcore.layers.pooling import FirstTokenPooler, MeanPooler
 from axcore.layers.qkv import QKV, FusedQKV
 from axcore.layers.query_key import QKNorm, QueryKeyChain
@@ -102,6 +103,7 @@ __all__ = [
     "Ones",
     "ParallelTransformerLayer",
     "PatchEmbedding",
+    "PipelinedTransformer",
     "PostNormTransformerLayer",
     "QKNorm",
     "QueryKeyChain",

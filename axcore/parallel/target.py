@@ -110,8 +110,10 @@ class ProgramTarget:
         """
         manual = _manual_axes()
         if manual:
-            # Shapes in here are those of one device; only names can be checked against rules.
-            spec = _without(self.spec((0,) * x.ndim, _fit(x, axes)), manual)
+            # Sizes in here are already divided by the axes that are handled.
+            mesh = _without(self.mesh, manual)
+            table = self._tables["activation"]
+            spec = partition_spec(x.shape, _fit(x, axes), mesh, table, name="activation")
         else:
             spec = self.spec(x.shape, axes)
         if self.mesh is None or self.mesh.size == 1:
@@ -121,17 +123,20 @@ class ProgramTarget:
             return x if not any(spec) else jax.lax.with_sharding_constraint(x, spec)
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
-    def mesh_axes(self, logical_axis: str, size: int | None = None) -> tuple[str, ...]:
-        """Returns the mesh axes, of more than one device, over which an activation axis is split.
+    def mesh_axes(
+        self, logical_axis: str, size: int | None = None, *, table: TableName = "activation"
+    ) -> tuple[str, ...]:
+        """Returns the mesh axes, of more than one device, over which a logical axis is split.
 
         Args:
             logical_axis: The axis.
             size: Size of the dim, which decides between alternatives; None takes the first.
+            table: Of activations, or of parameters.
 
         Raises:
             ShardingError: The axis is unknown or the size does not divide.
         """
-        entry = self.spec((size or 0,), (logical_axis,))[0]
+        entry = self.spec((size or 0,), (logical_axis,), table=table)[0]
         return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
     def shardings(self, specs: object, *, table: TableName = "param") -> object:
@@ -154,7 +159,9 @@ class ProgramTarget:
     def _digest(self) -> str:
         mesh = None
         if self.mesh is not None:
-            devices = ",".join(str(d.id) for d in self.mesh.devices.flat)
+            # An abstract mesh, for tracing alone, has no devices.
+            found = getattr(self.mesh, "devices", None)
+            devices = "" if found is None else ",".join(str(d.id) for d in found.flat)
             mesh = f"{tuple(self.mesh.shape.items())}:{self.mesh.axis_types}:{devices}"
         # Sorted: mappings are equal in any order.
         mappings = [vars(self.rules)[n] for n in sorted(vars(self.rules))]
@@ -167,13 +174,14 @@ class ProgramTarget:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class _NoMesh:
-    """Stands for a mesh in which every axis has size 1."""
+@dataclass(frozen=True)
+class _Sizes:
+    """Stands for a mesh where only its sizes are asked for; an absent axis has size 1."""
 
     shape: Mapping[str, int] = FrozenMapping[int]()
 
 
-_NO_MESH: Mesh = _NoMesh()  # pyright: ignore[reportAssignmentType]
+_NO_MESH: Mesh = _Sizes()  # pyright: ignore[reportAssignmentType]
 
 
 def _manual_axes() -> frozenset[str]:
@@ -191,10 +199,8 @@ def _fit(x: jax.Array, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     return axes
 
 
-def _without(spec: PartitionSpec, manual: frozenset[str]) -> PartitionSpec:
-    entries = []
-    for entry in spec:
-        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-        left = tuple(n for n in names if n not in manual)
-        entries.append(left[0] if len(left) == 1 else left or None)
-    return PartitionSpec(*entries)
+def _without(mesh: Mesh | None, manual: frozenset[str]) -> Mesh:
+    """Returns the sizes of the mesh axes that no enclosing ``shard_map`` handles."""
+    sizes = {} if mesh is None else dict(mesh.shape)
+    left = _Sizes({axis: size for axis, size in sizes.items() if axis not in manual})
+    return left  # pyright: ignore[reportReturnType]

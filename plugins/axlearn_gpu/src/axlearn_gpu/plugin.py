@@ -1,14 +1,20 @@
 """What axlearn-gpu contributes to axcore: GPU machines, how they are used, and compiler options.
 
-Still to come, and therefore not named by any rule: the compiler for ahead-of-time compilation,
-cuDNN, Pallas and Triton kernels, and FP8 recipes.
+Still to come, and therefore not named by any rule: cuDNN, Pallas and Triton kernels, and FP8
+recipes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from axcore.plugins import CompilerOptionSpec, InstanceTypeSpec, MeshRuleSpec, hookimpl
+from axcore.plugins import (
+    CompilerOptionSpec,
+    CompilerSpec,
+    InstanceTypeSpec,
+    MeshRuleSpec,
+    hookimpl,
+)
 from axlearn_gpu._gpus import MACHINES
 
 __all__: list[str] = []
@@ -27,6 +33,17 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
             description=f"{machine.gpus} x {machine.gpu} a host; the count is GPUs in all",
         )
         for machine in MACHINES.values()
+    )
+
+
+@hookimpl
+def axcore_compilers() -> Iterable[CompilerSpec]:
+    return (
+        CompilerSpec(
+            platform="gpu",
+            target="axlearn_gpu.compiler:GpuCompiler",
+            description="XLA's CUDA plugin with a description of the GPU, no driver needed",
+        ),
     )
 
 

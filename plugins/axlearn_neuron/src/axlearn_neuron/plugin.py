@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from axcore.plugins import InstanceTypeSpec, MeshRuleSpec, hookimpl
+from axcore.plugins import CompilerSpec, InstanceTypeSpec, MeshRuleSpec, hookimpl
 from axlearn_neuron._machines import MACHINES
 
 __all__: list[str] = []
@@ -27,6 +27,17 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
             description=f"{machine.chips} x {machine.chip} a host; the count is hosts",
         )
         for machine in MACHINES.values()
+    )
+
+
+@hookimpl
+def axcore_compilers() -> Iterable[CompilerSpec]:
+    return (
+        CompilerSpec(
+            platform="neuron",
+            target="axlearn_neuron.compiler:NeuronCompiler",
+            description="none to be had: the memory model and the FLOP count",
+        ),
     )
 
 

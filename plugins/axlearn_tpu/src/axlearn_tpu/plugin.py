@@ -1,14 +1,19 @@
 """What axlearn-tpu contributes to axcore: TPU slices, how they are used, and compiler options.
 
-Still to come, and therefore not named by any rule: the compiler for ahead-of-time compilation,
-Pallas kernels, and INT8 and FP8 recipes.
+Still to come, and therefore not named by any rule: Pallas kernels, and INT8 and FP8 recipes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from axcore.plugins import CompilerOptionSpec, InstanceTypeSpec, MeshRuleSpec, hookimpl
+from axcore.plugins import (
+    CompilerOptionSpec,
+    CompilerSpec,
+    InstanceTypeSpec,
+    MeshRuleSpec,
+    hookimpl,
+)
 
 __all__: list[str] = []
 
@@ -34,6 +39,17 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
             description=description,
         )
         for generation, description in _GENERATIONS.items()
+    )
+
+
+@hookimpl
+def axcore_compilers() -> Iterable[CompilerSpec]:
+    return (
+        CompilerSpec(
+            platform="tpu",
+            target="axlearn_tpu.compiler:TpuCompiler",
+            description="libtpu, which compiles without a chip",
+        ),
     )
 
 

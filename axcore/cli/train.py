@@ -129,7 +129,7 @@ def _text(report: Mapping[str, Any]) -> str:
         facts.append(("training loss", f"{report['loss']:.4f} nats per token"))
     facts += _quality(report)
     if report["tokens_per_second"]:
-        facts.append(("speed", f"{report['tokens_per_second']:,.0f} tokens/s"))
+        facts.append(("speed", _speed(report)))
     if report["step_seconds"]:
         facts.append(
             (
@@ -150,6 +150,22 @@ def _text(report: Mapping[str, Any]) -> str:
         lines += ["", "not written:", *(f"  {line}" for line in missing)]
     lines += ["", f'try: axcore generate --from {shlex.quote(out)} --prompt "The " --max-tokens 50']
     return "\n".join(lines)
+
+
+def _speed(report: Mapping[str, Any]) -> str:
+    """Returns tokens per second and both MFUs, which differ by the attention that a mask hides."""
+    parts = [f"{report['tokens_per_second']:,.0f} tokens/s"]
+    if (each := report["tokens_per_second_per_device"]) is not None:
+        parts.append(f"{each:,.0f} per device")
+    shares = report["mfu"]
+    if shares["causal"] is not None:
+        parts.append(
+            f"MFU {100 * shares['causal']:.1f} % (causal), "
+            f"{100 * shares['noncausal']:.1f} % (noncausal)"
+        )
+    if report["bound_by"] is not None:
+        parts.append(f"expected to be bound by {report['bound_by']}")
+    return ", ".join(parts)
 
 
 def _printable(char: str) -> str:

@@ -57,7 +57,7 @@ class Program:
         stand_ins: Mapping[str, str] | None = None,
     ):
         cfg = trainer.cfg
-        self.trainer = trainer
+        self.trainer, self.instance = trainer, instance
         self.mesh = _mesh(cfg.mesh_shape, instance, devices)
         self.target = ProgramTarget.for_instance(
             instance,

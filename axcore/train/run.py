@@ -37,6 +37,7 @@ from axcore.train._report import (
 )
 from axcore.train._signals import GracefulStop
 from axcore.train._timing import Timing
+from axcore.train._utilization import utilization
 from axcore.train.callbacks import CallbackGroup
 from axcore.train.loss_plot import plot_loss
 from axcore.train.rundir import Change, RunDir
@@ -438,6 +439,7 @@ class _Run:
             "tokens": step * cfg.batch_size * cfg.seq_len,
             "tokens_per_second": self.last.get("tokens_per_second"),
             "step_seconds": self.timing.mean_step_seconds,
+            **utilization(self.source, program.instance, self.last.get("tokens_per_second")),
             "compile_seconds": program.compile_seconds,
             "first_step_seconds": self.timing.first_step_seconds,
             "out": str(self.run.root),

@@ -158,6 +158,7 @@ def axcore_layers() -> Iterable[LayerSpec]:
             "CrossTransformerLayer",
             "StackedTransformer",
             "RepeatedTransformer",
+            "PipelinedTransformer",
             "Decoder",
             "Encoder",
             "FirstTokenPooler",
@@ -194,6 +195,11 @@ def axcore_modifiers() -> Iterable[NamedSpec]:
             "quantize",
             "axcore.quantization:QuantizeModifier",
             description="a quantization recipe by name: quantize:recipe=int8",
+        ),
+        NamedSpec(
+            "pipeline",
+            "axcore.parallel:PipelineModifier",
+            description="scanned layers as pipeline stages: pipeline:num_microbatches=8",
         ),
         NamedSpec(
             "sequence-parallel",

@@ -11,10 +11,12 @@ import jax
 
 from axcore.checkpoint.stack_form import canonical, flatten
 from axcore.config import Config, ConfigWarning
-from axcore.layers import RepeatedTransformer, StackedTransformer
+from axcore.layers import PipelinedTransformer, RepeatedTransformer, StackedTransformer
 from axcore.module import Module
 
 __all__ = ["unroll_layers", "unrolled"]
+
+_SCANS = (RepeatedTransformer.Config, PipelinedTransformer.Config)
 
 
 def unroll_layers(cfg: Config) -> Config:
@@ -27,11 +29,11 @@ def unroll_layers(cfg: Config) -> Config:
     log.addFilter(quiet)
     try:
         with warnings.catch_warnings():
-            # `unroll` of the scan has no meaning without it.
+            # `unroll` of the scan and microbatches have no meaning without it.
             warnings.simplefilter("ignore", ConfigWarning)
-            return cfg.replace(
-                RepeatedTransformer.Config, StackedTransformer.Config(), allow_none=True
-            )
+            for scan in _SCANS:
+                cfg.replace(scan, StackedTransformer.Config(), allow_none=True)
+            return cfg
     finally:
         log.removeFilter(quiet)
 
@@ -49,7 +51,7 @@ def unrolled(model: Module, state: Mapping[str, Any]) -> tuple[Module, dict[str,
         state: Its parameters and state.
     """
     cfg = model.cfg.copy()
-    if not cfg.find(RepeatedTransformer.Config):
+    if not any(cfg.find(scan) for scan in _SCANS):
         return model, dict(state)
     made = unroll_layers(cfg).instantiate(name=model.name)
     nested: dict[str, Any] = {}

@@ -87,15 +87,17 @@ class PipelinedTransformer(BaseStack):
         sizes = {} if target.mesh is None else dict(target.mesh.shape)
         batch_axes = target.mesh_axes("batch")
         self._check_layers(math.prod(sizes[a] for a in axes), axes)
-        self._check_rows(x, {a: sizes[a] for a in batch_axes if a not in axes})
-        self._check_shared(x, info)
+        shards = {a: sizes[a] for a in batch_axes if a not in axes}
+        num = self._num_microbatches(x.shape[0], shards)
+        if num > 1:
+            self._check_shared(x, info)
         rows = {name: _whole_rows(getattr(info, name), x.shape[0]) for name in _ROW_FIELDS}
 
         def of_microbatch(rows: Mapping[str, Any], shared: Mapping[str, jax.Array]) -> SequenceInfo:
             return dataclasses.replace(info, **rows, shared=shared)
 
         if not axes:
-            return self._one_stage(x, rows, lambda r: of_microbatch(r, info.shared))
+            return self._one_stage(x, rows, lambda r: of_microbatch(r, info.shared), num)
         period, platform = len(self._period), target.platform
 
         def repeat(x: jax.Array, rows: Any, shared: Any, values: Any) -> jax.Array:
@@ -110,7 +112,7 @@ class PipelinedTransformer(BaseStack):
             rows,
             dict(info.shared),
             [self._values(slice(p, None, period)) for p in range(period)],
-            num_microbatches=self.cfg.num_microbatches,
+            num_microbatches=num,
             axes=axes,
             rows_by_stage=batch_axes[: len(axes)] == axes,
             constrain=lambda a: target.constrain(
@@ -120,10 +122,9 @@ class PipelinedTransformer(BaseStack):
             wrap=lambda fn: self.cfg.remat.wrap(fn, platform=platform, prevent_cse=False),
         )
 
-    def _one_stage(self, x: jax.Array, rows: Any, info_of: Any) -> jax.Array:
+    def _one_stage(self, x: jax.Array, rows: Any, info_of: Any, num: int) -> jax.Array:
         """Runs the microbatches one after another, each through all layers."""
-        num = self.cfg.num_microbatches
-        if num == 1:
+        if num == 1 or not self._context.is_training:
             return self._in_order(x, info_of(rows))
 
         def split(a: jax.Array) -> jax.Array:
@@ -177,11 +178,19 @@ class PipelinedTransformer(BaseStack):
             hint=f"a pipeline has no remainder; nearest that work: {near} layers{fewer}",
         )
 
-    def _check_rows(self, x: jax.Array, shards: Mapping[str, int]) -> None:
-        """Raises ModuleError unless each microbatch's rows divide over the devices."""
-        num, batch, parts = self.cfg.num_microbatches, x.shape[0], math.prod(shards.values())
+    def _num_microbatches(self, batch: int, shards: Mapping[str, int]) -> int:
+        """Returns the microbatches of this call.
+
+        Without training nothing depends on their number: as many as the rows allow.
+
+        Raises:
+            ModuleError: A microbatch's rows do not divide over the devices.
+        """
+        num, parts = self.cfg.num_microbatches, math.prod(shards.values())
+        if not self._context.is_training and batch % parts == 0:
+            return math.gcd(num, batch // parts)
         if batch % (num * parts) == 0:
-            return
+            return num
         below = batch // (num * parts) * num * parts
         sizes = f"{below} or {below + num * parts}" if below else f"{num * parts}"
         fitting = [n for n in range(1, batch + 1) if batch % (n * parts) == 0]
@@ -198,8 +207,6 @@ class PipelinedTransformer(BaseStack):
 
     def _check_shared(self, x: jax.Array, info: SequenceInfo) -> None:
         """Raises ModuleError for shared arrays that look as if they belonged to rows."""
-        if self.cfg.num_microbatches == 1:
-            return
         for name, array in info.shared.items():
             if jnp.shape(array)[:2] == x.shape[:2]:
                 raise ModuleError(

@@ -1,8 +1,9 @@
-"""Stacks of layers: one contract, two executions.
+"""Stacks of layers: one contract, several executions.
 
 A stack is a period (a tuple of layer configs) repeated, plus a remainder. ``StackedTransformer``
-unrolls it; ``RepeatedTransformer`` scans over the repeats with stacked state. Layer ``i`` has the
-same name (``layer/i``), keys, parameters and results in both; see :mod:`axcore.module`.
+unrolls it; ``RepeatedTransformer`` scans over the repeats with stacked state;
+``PipelinedTransformer`` divides them into stages. Layer ``i`` has the same name (``layer/i``),
+keys, parameters and results in all; see :mod:`axcore.module`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,29 @@ class BaseStack(Layer):
             path = f"{path}.{position}" if path else str(position)
         return self._period[position], path
 
+    def _check_stages(self, info: SequenceInfo) -> None:
+        """Raises ModuleError where devices would repeat each other's work.
+
+        A mesh axis on which the layers lie and the batch does not is one of pipeline stages.
+        """
+        target = self._context.target
+        if target.mesh is None or info.purpose != "train":
+            return
+        batch = target.mesh_axes("batch")
+        idle = [a for a in target.mesh_axes("layers", table="param") if a not in batch]
+        if idle:
+            over = ", ".join(f"{axis}={target.mesh.shape[axis]}" for axis in idle)
+            name = type(self).__name__
+            raise ModuleError(
+                f"the mesh has pipeline stages ({over}), but {name} runs every layer everywhere",
+                code="AX473",
+                where=self.config_path or self.path,
+                hint="--modifier pipeline:num_microbatches=N makes stages of the layers; or set "
+                "mesh_shape without that axis; or let it split the batch too (activation_rules "
+                f"batch=({', '.join(map(repr, (*idle, *batch)))},)): each device then gathers the "
+                "layers one by one",
+            )
+
     def _add_layer(self, name: str, index: int) -> BaseTransformerLayer:
         cfg, path = self._layer_config(index)
         return self._add_child(
@@ -115,6 +139,7 @@ class StackedTransformer(BaseStack):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """Runs all layers in order."""
+        self._check_stages(info)
         for i, layer in enumerate(self._layers):
             x = self._run_alone(layer, i, x, info)
         return x
@@ -144,6 +169,7 @@ class RepeatedTransformer(BaseStack):
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """Runs all layers in order."""
+        self._check_stages(info)
         period = len(self._period)
         platform = self._context.target.platform
 

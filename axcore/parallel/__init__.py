@@ -33,6 +33,7 @@ from axcore.parallel.instances import (
 from axcore.parallel.mesh import MeshShape, build_mesh
 from axcore.parallel.modifiers import (
     MeshShapeModifier,
+    PipelineModifier,
     RematModifier,
     SequenceParallelModifier,
     SetModifier,
@@ -77,6 +78,7 @@ __all__ = [
     "MeshRules",
     "MeshShape",
     "MeshShapeModifier",
+    "PipelineModifier",
     "ProgramTarget",
     "RematChoice",
     "RematModifier",

@@ -11,7 +11,13 @@ from axcore.errors import ConfigError
 from axcore.parallel.mesh import MeshShape
 from axcore.remat import Remat
 
-__all__ = ["MeshShapeModifier", "RematModifier", "SequenceParallelModifier", "SetModifier"]
+__all__ = [
+    "MeshShapeModifier",
+    "PipelineModifier",
+    "RematModifier",
+    "SequenceParallelModifier",
+    "SetModifier",
+]
 
 
 class MeshShapeModifier(Modifier):
@@ -60,6 +66,49 @@ class RematModifier(Modifier):
         for pattern, value in ({"**": remat} if isinstance(remat, Remat) else remat).items():
             _set_where(cfg, pattern, "remat", value)
         return cfg
+
+
+class PipelineModifier(Modifier):
+    """Runs scanned layer stacks as pipelines over the mesh axis that their layers lie on.
+
+    The stages are those of ``mesh_shape`` (axis ``pipeline``). Embedding and head are no stage:
+    with ``split_batch`` their rows are divided over the stages' devices too, outermost, so that
+    nothing is computed twice and each stage's microbatches wait on the devices that they come from.
+
+    Example:
+        >>> rule = ("gpu-h100-*", (PipelineModifier.Config(num_microbatches=16, num_repeats=2),))
+    """
+
+    class Config(Modifier.Config):
+        """``num_microbatches`` and ``num_repeats`` as ``PipelinedTransformer`` has them."""
+
+        num_microbatches: Required[int] = REQUIRED
+        num_repeats: int = 1
+        # Whether the stages divide the batch outside of the layers.
+        split_batch: bool = True
+
+    def __call__(self, cfg: Any) -> Any:
+        """Returns ``cfg`` with its scanned stacks replaced.
+
+        Raises:
+            ConfigError: It has no scanned stack.
+        """
+        from axcore.layers import PipelinedTransformer, RepeatedTransformer
+
+        new = PipelinedTransformer.Config(
+            num_microbatches=self.cfg.num_microbatches, num_repeats=self.cfg.num_repeats
+        )
+        cfg.replace(RepeatedTransformer.Config, new)
+        if not self.cfg.split_batch or "sharding_rules" not in cfg.fields():
+            return cfg
+        rules = cfg.sharding_rules
+        stages = rules.table("param").alternatives("layers")[0]
+        batch = tuple(
+            (*stages, *(axis for axis in over if axis not in stages))
+            for over in rules.table("activation").alternatives("batch")
+        )
+        table = {**rules.activation_rules, "batch": batch[0] if len(batch) == 1 else batch}
+        return cfg.set(sharding_rules=dataclasses.replace(rules, activation_rules=table))
 
 
 class SequenceParallelModifier(Modifier):

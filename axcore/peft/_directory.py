@@ -27,7 +27,7 @@ from axcore.config import Config
 from axcore.context import functional
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import LoadedModel, load_model
-from axcore.layers import RepeatedTransformer, StackedTransformer
+from axcore.layers import PipelinedTransformer, RepeatedTransformer, StackedTransformer
 from axcore.layers.lora import LowRankAdapter
 from axcore.peft._attach import attach, linear_paths
 from axcore.peft._merge import merge_state, plain_config
@@ -219,7 +219,8 @@ def _with_adapters(cfg: Any, kinds: Mapping[str, LowRankAdapter.Config]) -> Any:
         if error.code != "AX364":
             raise
         _log.info("the adapters differ by layer: the layers of the result run one by one")
-        cfg.replace(RepeatedTransformer.Config, StackedTransformer.Config())
+        for scan in (RepeatedTransformer.Config, PipelinedTransformer.Config):
+            cfg.replace(scan, StackedTransformer.Config(), allow_none=True)
         attach(cfg, kinds.get)
         return cfg
     return scanned

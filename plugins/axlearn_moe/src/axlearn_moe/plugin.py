@@ -1,8 +1,32 @@
-"""What axlearn-moe contributes to axcore: nothing yet, only its registration.
+"""What axlearn-moe contributes to axcore: the layer ``MoE`` and the modifier that places it."""
 
-It will provide:
+from __future__ import annotations
 
-- `MoE`, a feed-forward layer with routed experts;
-- routers and their balancing losses;
-- the modifier `axlearn-moe:moe`, which replaces the feed-forward layers of any model.
-"""
+from collections.abc import Iterable
+
+from axcore.plugins import LayerSpec, NamedSpec, hookimpl
+
+__all__: list[str] = []
+
+
+@hookimpl
+def axcore_layers() -> Iterable[LayerSpec]:
+    return (
+        LayerSpec(
+            name="MoE",
+            target="axlearn_moe:MoE",
+            tags=("moe",),
+            description="a mixture of experts in place of a feed-forward layer",
+        ),
+    )
+
+
+@hookimpl
+def axcore_modifiers() -> Iterable[NamedSpec]:
+    return (
+        NamedSpec(
+            "axlearn-moe:moe",
+            "axlearn_moe:MoEModifier",
+            description="replaces feed-forward layers by mixtures of experts",
+        ),
+    )

@@ -1,0 +1,201 @@
+"""Dispatch: how tokens get to their experts and back."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from axcore.errors import ModuleError
+from axcore.layers.base import Layer
+from axcore.module import no_context
+from axlearn_moe._exchange import Exchange, exchanged
+from axlearn_moe._experts import BaseExperts
+from axlearn_moe._routing import Routing
+
+__all__ = ["BaseDispatch", "EinsumDispatch", "GroupedDispatch"]
+
+
+class BaseDispatch(Layer):
+    """Role of the dispatch: runs the experts on the tokens that the routing assigns to them."""
+
+    class Config(Layer.Config):
+        """No fields."""
+
+    @abc.abstractmethod
+    def forward(
+        self, x: jax.Array, routing: Routing, experts: BaseExperts, capacity: int | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the sum of the experts' results, times their gates.
+
+        Args:
+            x: (batch, seq, input_dim).
+            routing: What goes where; what exceeds the capacity is invalid in it.
+            experts: The experts.
+            capacity: Most assignments that an expert has in a row; None: no limit.
+
+        Returns:
+            (batch, seq, input_dim), and the float32 number of valid assignments that found no room
+            in a buffer.
+        """
+
+    @no_context
+    def check(self, experts: BaseExperts) -> None:
+        """Raises ModuleError if it cannot run these experts."""
+        del experts
+
+
+class EinsumDispatch(BaseDispatch):
+    """One-hot tensors (batch, seq, experts, capacity) say who goes where: the reference.
+
+    Simple, regular and large. GShard, arXiv:2006.16668, algorithm 1 and section 3.2. Without a
+    capacity each expert has room for a whole row.
+    """
+
+    class Config(BaseDispatch.Config):
+        """No fields."""
+
+    def forward(
+        self, x: jax.Array, routing: Routing, experts: BaseExperts, capacity: int | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Runs the experts on (batch, seq, input_dim); see the role."""
+        seq = x.shape[1]
+        room = seq if capacity is None else capacity
+        there, back = _one_hots(routing, seq, room)
+        rows = jnp.einsum("bsec,bsd->ebcd", there.astype(x.dtype), x)
+        rows = self._constrain(rows, "experts", "expert_batch", None, None)
+        num, batch, _, dim = rows.shape
+        made = experts(rows.reshape(num, batch * room, dim))
+        made = self._constrain(
+            made.reshape(num, batch, room, dim), "experts", "expert_batch", None, None
+        )
+        y = jnp.einsum("bsec,ebcd->bsd", back, made.astype(jnp.float32))
+        y = self._constrain(y, "batch", "seq", None)
+        return y.astype(self.compute_dtype), jnp.zeros((), jnp.float32)
+
+
+def _one_hots(routing: Routing, seq: int, room: int) -> tuple[jax.Array, jax.Array]:
+    """Returns float32 (batch, seq, experts, room): where each token goes, and with what gate."""
+    num = routing.num_experts
+    valid = routing.valid.astype(jnp.float32)
+    if routing.tokens is not None:  # (batch, experts, room)
+        there = jax.nn.one_hot(routing.tokens, seq) * valid[..., None]
+        back = there * routing.gates[..., None]
+        return jnp.einsum("becs->bsec", there), jnp.einsum("becs->bsec", back)
+    expert = jax.nn.one_hot(routing.experts, num) * valid[..., None]
+    batch, _, choices, _ = expert.shape
+    # First choices of all tokens come before second ones.
+    by_priority = jnp.swapaxes(expert, 1, 2).reshape(batch, choices * seq, num)
+    before = jnp.cumsum(by_priority, axis=1) - by_priority
+    before = jnp.swapaxes(before.reshape(batch, choices, seq, num), 1, 2)
+    place = jnp.sum(before * expert, axis=-1).astype(jnp.int32)
+    slot = jax.nn.one_hot(place, room)
+    there = jnp.einsum("bske,bskc->bsec", expert, slot)
+    back = jnp.einsum("bske,bskc,bsk->bsec", expert, slot, routing.gates)
+    return there, back
+
+
+class GroupedDispatch(BaseDispatch):
+    """Sorts assignments by expert and multiplies each expert's rows as one group; drops nothing.
+
+    No array has a dim of experts beside one of tokens. MegaBlocks, arXiv:2211.15841.
+
+    Expert parallel: where the rules split ``experts`` over mesh axes, tokens travel to their
+    experts and back inside a ``shard_map``. Over axes that split the tokens too (``batch`` lies on
+    ``data, expert, fsdp`` by default) that is an all-to-all; over others, where every device has
+    all tokens, each adds up what its experts make. Attention and experts may thus be split over
+    different axes.
+    """
+
+    class Config(BaseDispatch.Config):
+        """How tokens travel between devices."""
+
+        # `all_to_all` sends a buffer of one size to each device; `ragged` sends what there is.
+        exchange: Literal["auto", "all_to_all", "ragged"] = "auto"
+        # Room for the tokens that a device gets, as a multiple of its equal share; what exceeds it
+        # is dropped and reported. None: room for the worst case.
+        buffer_factor: float | None = None
+
+    def __init__(self, cfg: Config, *, parent=None):
+        super().__init__(cfg, parent=parent)
+        if cfg.buffer_factor is not None and cfg.buffer_factor < 1:
+            raise ModuleError(
+                f"buffer_factor is {cfg.buffer_factor}, expected at least 1: not even equal loads "
+                "would fit",
+                code="AX912",
+                where=f"{self.config_path}.buffer_factor",
+                hint="None has room for all, 2.0 for twice the equal share",
+            )
+
+    @no_context
+    def check(self, experts: BaseExperts) -> None:
+        """Raises ModuleError if the experts' products are not the plain ones."""
+        if not getattr(experts, "is_plain", True):
+            raise ModuleError(
+                f"{type(self).__name__} multiplies by groups of rows, which the `dot` of "
+                f"{experts.config_path or experts.path} does not know",
+                code="AX916",
+                where=self.config_path or self.path,
+                hint="use dispatch=EinsumDispatch.Config(), or the plain DotGeneral",
+            )
+
+    def forward(
+        self, x: jax.Array, routing: Routing, experts: BaseExperts, capacity: int | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Runs the experts on (batch, seq, input_dim); see the role."""
+        target = self._context.target
+        weights = experts.weights()
+        x = x.astype(self.compute_dtype)
+        arrays = (x, routing.experts, routing.gates, routing.valid, routing.tokens)
+        manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+        def axes(name: str, size: int) -> tuple[str, ...]:
+            if target.mesh is None or target.mesh.size == 1:
+                return ()
+            return tuple(a for a in target.mesh_axes(name, size) if a not in manual)
+
+        batch = axes("batch", x.shape[0])
+        # Experts that choose do so in whole rows.
+        seq = axes("seq", x.shape[1]) if routing.tokens is None else ()
+        split = axes("experts", routing.num_experts)
+        hidden = axes("expert_mlp", experts.cfg.hidden_dim)
+        mesh: Any = target.mesh
+        sizes = {a: int(mesh.shape[a]) for a in (*batch, *seq, *split, *hidden)}
+        ragged = self.cfg.exchange == "ragged" or (
+            self.cfg.exchange == "auto" and target.platform in ("tpu", "gpu", "cuda")
+        )
+        plan = Exchange(
+            num_experts=routing.num_experts,
+            expert_axes=tuple((a, sizes[a]) for a in split),
+            token_axes=(*batch, *seq),
+            hidden_axes=hidden,
+            ragged=ragged,
+            capacity=capacity,
+            buffer_factor=self.cfg.buffer_factor,
+        )
+        run = functools.partial(exchanged, plan, experts.grouped)
+        if not sizes or math.prod(sizes.values()) == 1:
+            return run(*arrays, weights)
+        rows, assigned = PartitionSpec(batch or None, seq or None), PartitionSpec(batch or None)
+        if routing.tokens is None:
+            assigned = rows
+
+        def spec(names: tuple[str | None, ...]) -> PartitionSpec:
+            places = {"experts": split or None, "expert_mlp": hidden or None}
+            return PartitionSpec(*(places.get(name or "") for name in names))
+
+        by_weight = {name: spec(names) for name, names in experts.weight_axes.items()}
+        mapped = jax.shard_map(
+            run,
+            mesh=None if manual else target.mesh,
+            in_specs=(rows, assigned, assigned, assigned, assigned, by_weight),
+            out_specs=(rows, PartitionSpec()),
+            axis_names=set(sizes),
+            check_vma=False,  # kernels in it do not say what they vary over
+        )
+        return mapped(*arrays, weights)

@@ -1,0 +1,116 @@
+"""One snippet puts experts into any architecture, and a modifier does the same by name."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from axcore import experiments
+from axcore.collection import total_loss
+from axcore.errors import ConfigError
+from axcore.layers import FeedForward
+from axcore.train.assemble import parse_modifier
+from axlearn_moe import EinsumDispatch, MoE
+from models_for_moe_tests import CATALOG, small, training_step
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_swap_fits_any_architecture(name):
+    cfg = small(name)
+    before = dict(cfg.model.instantiate(name="model").walk())
+    cfg.replace(FeedForward.Config, MoE.Config(num_experts=4, top_k=2))
+    model = cfg.model.instantiate(name="model")
+    after = dict(model.walk())
+
+    networks = [path for path, m in before.items() if isinstance(m, FeedForward)]
+    assert networks and all(isinstance(after[path], MoE) for path in networks)
+
+    def others(tree):  # nothing but the feed-forward layers is another
+        return {p: type(m) for p, m in tree.items() if not p.startswith(tuple(networks))}
+
+    assert others(before) == others(after)
+    collection, _ = jax.eval_shape(lambda: training_step(model))
+    for loss in ("load_balance", "router_z"):
+        assert {p for p in collection.losses if p.endswith(loss)} == {
+            f"{path}/{loss}" for path in networks
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_swap_trains_any_architecture(name):
+    cfg = small(name)
+    cfg.replace(FeedForward.Config, MoE.Config(num_experts=4, top_k=2))
+    model = cfg.model.instantiate(name="model")
+    collection, grads = jax.jit(lambda: training_step(model))()
+    assert np.isfinite(total_loss(collection))
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.isfinite(grad).all(), path
+        if "experts" in str(path) or "router" in str(path):
+            assert np.any(grad), path
+
+
+def test_an_expert_is_as_the_layer_was():
+    cfg = small("fuji-test-v3")
+    old = next(iter(cfg.find(FeedForward.Config).values()))
+    assert old.gate is not None
+    cfg.replace(FeedForward.Config, MoE.Config(num_experts=4))
+    (new,) = cfg.find(MoE.Config).values()
+    for name in ("hidden_dim", "activation", "up", "gate", "down"):
+        assert getattr(new, name) == getattr(old, name), name
+
+
+def test_the_modifier_is_the_swap():
+    by_hand = small("fuji-test-v3")
+    by_hand.replace(FeedForward.Config, MoE.Config(num_experts=4, top_k=1))
+    modifier = parse_modifier("axlearn-moe:moe:num_experts=4,top_k=1")
+    assert modifier.instantiate()(small("fuji-test-v3")) == by_hand
+
+
+def test_the_modifier_takes_every_option_of_the_layer():
+    text = "axlearn-moe:moe:num_experts=4,moe.capacity_factor=1.5,moe.router.score=sigmoid"
+    cfg = parse_modifier(text).instantiate()(small("fuji-test-v3"))
+    (moe,) = cfg.find(MoE.Config).values()
+    assert (moe.num_experts, moe.capacity_factor, moe.router.score) == (4, 1.5, "sigmoid")
+
+
+def test_every_second_layer_makes_a_period():
+    cfg = small("fuji-test-v3")
+    cfg.model.decoder.num_layers = 5
+    cfg = parse_modifier("axlearn-moe:moe:num_experts=4,every=2").instantiate()(cfg)
+    model = cfg.model.instantiate(name="model")
+    layers = {p: m for p, m in model.walk() if p.startswith("decoder/layer/") and p.count("/") == 2}
+    kinds = {p.split("/")[2]: type(m.feed_forward).__name__ for p, m in layers.items()}
+    assert kinds == {"0:4:2": "FeedForward", "1:4:2": "MoE", "4": "FeedForward"}
+
+
+def test_a_pattern_chooses_layers():
+    cfg = small("t5-test")
+    cfg = parse_modifier("axlearn-moe:moe:num_experts=4,pattern=model.encoder.**").instantiate()(
+        cfg
+    )
+    assert all(p.startswith("model.encoder.") for p in cfg.find(MoE.Config))
+    assert all(p.startswith("model.decoder.") for p in cfg.find(FeedForward.Config))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("every=0", "every=0"),
+        ("pattern=model.nothing.*", "model.decoder.layer.feed_forward"),
+        ("every=9", "at least 9 layers"),
+    ],
+)
+def test_a_modifier_that_would_change_nothing_is_refused(arguments, part):
+    modifier = parse_modifier(f"axlearn-moe:moe:num_experts=4,{arguments}").instantiate()
+    with pytest.raises(ConfigError, match="AX917") as raised:
+        modifier(small("fuji-test-v3"))
+    assert part in str(raised.value)
+
+
+def test_a_config_with_experts_is_text():
+    cfg = experiments.get("tiny-lm")
+    cfg.replace(FeedForward.Config, MoE.Config(num_experts=4, dispatch=EinsumDispatch.Config()))
+    again = type(cfg).from_text(cfg.to_text(), trusted=("axlearn_moe",))
+    assert again == cfg

@@ -20,6 +20,7 @@ from axcore.module import flatten_specs
 from axcore.parallel import (
     CompiledStep,
     LoweredStep,
+    MemoryUse,
     MeshShape,
     ProgramTarget,
     batch_sharding,
@@ -77,7 +78,7 @@ class Program:
         self._whole = self.mesh.size == 1
         specs = trainer.model.parameter_specs()
         self.num_parameters = sum(
-            math.prod(s.shape) for s in flatten_specs(specs).values() if s.kind == "parameter"
+            math.prod(s.valid_shape) for s in flatten_specs(specs).values() if s.kind == "parameter"
         )
         # What weights from elsewhere may lack.
         self.optional = frozenset(p for p, s in flatten_specs(specs).items() if s.optional)
@@ -89,6 +90,8 @@ class Program:
         ]
         self._eval: CompiledStep | None = None
         self.compile_seconds = 0.0
+        # Of the compiled training step.
+        self.memory: MemoryUse | None = None
 
     def initial_state(self, params: Any = None) -> TrainState:
         """Returns the state before the first step, sharded from the start.
@@ -181,6 +184,7 @@ class Program:
     def compile_train(self, state: TrainState, batch: Any) -> CompiledStep:
         """Compiles the training step; the state is donated."""
         compiled = self.lower_train(state, batch).compile(self.compiler_options)
+        self.memory = compiled.memory
         self.compile_seconds += compiled.lower_seconds + compiled.compile_seconds
         return compiled
 

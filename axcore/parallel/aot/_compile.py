@@ -164,8 +164,8 @@ def _key(
         repr(instance),
         repr(list(mesh.items())),
         repr(sorted(options.items())),
-        # Scopes are part of the result: two programs that differ in them only are two.
-        lowered.lowered.as_text(debug_info=True),
+        # Without locations: where a file lies and what line it is on changes no program.
+        lowered.lowered.as_text(),
     )
     digest = hashlib.sha256()
     for part in parts:

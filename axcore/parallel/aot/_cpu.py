@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,9 +28,7 @@ class CpuCompiler:
 
     def version(self) -> str:
         """Returns jaxlib's version, which carries the compiler."""
-        import jaxlib
-
-        return jaxlib.__version__
+        return importlib.metadata.version("jaxlib")
 
     def prepare(self) -> None:
         """Does nothing: the number of devices follows from the instance."""

@@ -28,6 +28,9 @@ _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)"?')
 _BITS = re.compile(r"[a-z]+(\d+)")
 _INNER_JIT = re.compile(r"(?:jit|pjit|closed_call|custom_vjp_call|custom_jvp_call)(?:\([^()]*\))?/")
+# Results that the compiler made one: (reduce_sum:SCOPE/dot_general); 0:2:1 is a part of a scope.
+_COMBINED = re.compile(r"(?:^|(?<=/))\((.*)\)$")
+_PARTS = re.compile(r"(?<!\d):|:(?!\d)")
 _BRACKET = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 # Space 5 is the host's memory in XLA's layouts.
 _HOST_SPACE = "S(5)"
@@ -161,8 +164,13 @@ def module_path(op_name: str) -> tuple[str, str]:
     if "/" not in op_name:
         path = _BRACKET.sub(r"/\1", op_name) if op_name else ""
         return path.replace(".", "/") if "[" in op_name else path, "other"
-    path, phase = split_scope(_INNER_JIT.sub("", op_name))
+    path, phase = split_scope(_INNER_JIT.sub("", _COMBINED.sub(_first_scope, op_name)))
     return path.rpartition("/")[0], phase
+
+
+def _first_scope(combined: re.Match[str]) -> str:
+    parts = _PARTS.split(combined[1])
+    return next((part for part in parts if "/" in part), parts[0])
 
 
 def read_program(text: str) -> Program:

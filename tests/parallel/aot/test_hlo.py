@@ -1,0 +1,150 @@
+"""Reading compiled programs: by hand on a text, and on what the compiler really writes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from axcore.parallel import lower_step
+from axcore.parallel.aot._buffers import largest_buffers
+from axcore.parallel.aot._collectives import Collective, find_collectives
+from axcore.parallel.aot._hlo import array_bytes, module_path, read_program
+
+MESH = {"fsdp": 4, "model": 2}
+
+# Devices 0..7 are (fsdp, model) = (0, 0), (0, 1), (1, 0), ... A loop of 3 trips gathers a weight
+# over fsdp and sums over model; outside, gradients are scattered and all devices agree on a norm.
+TEXT = """\
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], bf16[8,64], /*index=2*/f32[3,8,64])) -> (s32[], bf16[8,64], f32[3,8,64]) {
+  %p = (s32[], bf16[8,64]{1,0}, /*index=2*/f32[3,8,64]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %w = bf16[16,64]{1,0} get-tuple-element(%p), index=1
+  %saved = f32[3,8,64]{2,1,0} get-tuple-element(%p), index=2
+  %gather = (bf16[16,64]{1,0}, bf16[64,64]{1,0}) all-gather-start(%w), channel_id=1, \
+replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}, use_global_device_ids=true, \
+metadata={op_name="jit(step)/jvp(decoder)/while/body/0:3:1/up/dot_general"}
+  %gathered = bf16[64,64]{1,0} all-gather-done(%gather)
+  %dot = f32[8,64]{1,0} custom-call(%gathered), custom_call_target="gemm", \
+metadata={op_name="jit(step)/jvp(decoder)/while/body/0:3:1/up/dot_general"}
+  %reduced = f32[8,64]{1,0} all-reduce(%dot), channel_id=2, \
+replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%sum
+  %kept = f32[3,8,64]{2,1,0} dynamic-update-slice(%saved, %dot, %i), \
+metadata={op_name="jit(step)/jvp(decoder)/while/body/dynamic_update_slice"}
+  ROOT %out = (s32[], bf16[16,64]{1,0}, f32[3,8,64]{2,1,0}) tuple(%i, %w, %kept)
+}
+
+%condition (p: (s32[])) -> pred[] {
+  %p = (s32[]) parameter(0)
+  ROOT %less = pred[] constant(true)
+}
+
+ENTRY %main (w: bf16[16,64]) -> f32[16,64] {
+  %w = bf16[16,64]{1,0} parameter(0), metadata={op_name="state.model['up']['weight']"}
+  %zero = f32[3,8,64]{2,1,0} broadcast(%w), dimensions={}
+  %start = (s32[], bf16[16,64]{1,0}, f32[3,8,64]{2,1,0}) tuple(%w, %w, %zero)
+  %loop = (s32[], bf16[16,64]{1,0}, f32[3,8,64]{2,1,0}) while(%start), condition=%condition, \
+body=%body, backend_config={"known_trip_count":{"n":"3"},"known_init_step":{"init":"0"}}
+  %grad = f32[64,64]{1,0} convert(%w)
+  %host = f32[512,512]{1,0:S(5)} copy(%grad)
+  %scattered = f32[16,64]{1,0} reduce-scatter(%grad), channel_id=3, \
+replica_groups=mesh['a'=4,'b'=2] {'a'}, dimensions={0}, to_apply=%sum
+  %norm = f32[] all-reduce(%i), channel_id=4, replica_groups={}, to_apply=%sum
+  %ring = f32[16,64]{1,0} collective-permute(%scattered), channel_id=5, \
+source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}
+  ROOT %done = f32[16,64]{1,0} copy(%ring)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program():
+    return read_program(TEXT)
+
+
+def test_collectives_are_counted_by_kind_and_mesh_axis_with_the_trips_of_loops(program):
+    found = {(c.kind, c.mesh_axes): (c.count, c.bytes) for c in find_collectives(program, MESH)}
+    assert found == {
+        ("all-gather", "fsdp"): (3, 3 * 64 * 64 * 2),  # what comes out, bf16
+        ("all-reduce", "model"): (3, 3 * 8 * 64 * 4),
+        ("reduce-scatter", "fsdp"): (1, 64 * 64 * 4),  # what goes in
+        ("collective-permute", "fsdp"): (1, 16 * 64 * 4),
+        ("all-reduce", "fsdp+model"): (1, 4),
+    }
+
+
+def test_groups_that_are_no_product_of_mesh_axes_are_called_unknown():
+    text = TEXT.replace("replica_groups={}", "replica_groups={{0,9},{1,8}}")
+    kinds = {(c.kind, c.mesh_axes) for c in find_collectives(read_program(text), MESH)}
+    assert ("all-reduce", "unknown") in kinds
+
+
+def test_what_a_loop_keeps_has_the_path_of_the_module_that_made_it(program):
+    first, second, *_ = largest_buffers(program)
+    assert (first.shape, first.bytes, first.kind) == ("f32[64,64]", 16384, "temporary")
+    # The gathered weight is next; of the array that the loop fills, what it is filled with counts.
+    shapes = {b.shape: b for b in largest_buffers(program)}
+    assert shapes["f32[3,8,64]"].path == "decoder/0:3:1/up"
+    assert shapes["f32[3,8,64]"].phase == "forward"
+    assert shapes["bf16[16,64]"].path == "state/model/up/weight"
+    assert shapes["bf16[16,64]"].kind == "argument"
+    assert second.bytes == 8192
+
+
+def test_host_memory_is_not_device_memory(program):
+    assert "f32[512,512]" not in {b.shape for b in largest_buffers(program, 100)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dims", "expected"),
+    [("f32", "8,64", 2048), ("s4", "3", 2), ("pred", "5", 5), ("bf16", "", 2), ("token", "", 0)],
+)
+def test_bytes_of_arrays(dtype, dims, expected):
+    assert array_bytes(dtype, dims) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "jit(step)/transpose(jvp(decoder))/layer/up/dot_general",
+            ("decoder/layer/up", "backward"),
+        ),
+        ("jit(step)/jvp(head)/jit(_softmax)/exp", ("head", "forward")),
+        ("jit(step)/(reduce_sum:transpose(jvp(head))/dot_general)", ("head", "backward")),
+        ("jit(step)/jvp()/0:2:1/(up/dot:up/mul:down/add)", ("0:2:1/up", "forward")),
+        ("batch['input_ids']", ("batch/input_ids", "other")),
+        ("", ("", "other")),
+    ],
+)
+def test_the_module_path_of_an_instruction(name, expected):
+    assert module_path(name) == expected
+
+
+def test_a_compiled_product_moves_what_its_shardings_say():
+    """A weight split over fsdp and model, rows over fsdp: gather over fsdp, sum over model."""
+    mesh = jax.make_mesh((4, 2), ("fsdp", "model"), (AxisType.Auto,) * 2)
+
+    def struct(shape, *spec):
+        sharding = NamedSharding(mesh, P(*spec))
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    w, x = struct((64, 32), ("model", "fsdp"), None), struct((16, 64), "fsdp", "model")
+    out = NamedSharding(mesh, P("fsdp", None))
+    step = lower_step(lambda w, x: x @ w, w, x, out_shardings=out).compile()
+    found = find_collectives(read_program(step.call.as_text()), dict(mesh.shape))
+    assert found == (
+        # 64 / 2 rows of the weight, whole over fsdp; 16 / 4 rows of partial results.
+        Collective("all-gather", "fsdp", 1, 64 // 2 * 32 * 4),
+        Collective("all-reduce", "model", 1, 16 // 4 * 32 * 4),
+    )

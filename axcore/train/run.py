@@ -25,6 +25,7 @@ from axcore.data import BaseInput, BatchIterator
 from axcore.errors import TrainError
 from axcore.parallel import prepare_host, select_devices
 from axcore.plugins import Instance, host
+from axcore.train._compile_cache import CompileCacheUse
 from axcore.train._init_from import InitialWeights
 from axcore.train._program import EvalProgram, Program
 from axcore.train._report import (
@@ -88,6 +89,19 @@ def train(
     Raises:
         AxcoreError: Bad input, before anything is written; or a run that failed (exit code 4).
     """
+    with CompileCacheUse() as cache_use:
+        return _train(cfg, Path(out), instance, extend, dict(notes or {}), init_from, cache_use)
+
+
+def _train(
+    cfg: Trainer.Config,
+    out: Path,
+    instance: Instance,
+    extend: bool,
+    notes: dict[str, Any],
+    init_from: str | Path | None,
+    cache_use: CompileCacheUse,
+) -> TrainResult:
     start = time.perf_counter()
     host().check_required(cfg.required_plugins)
     run = RunDir(out)
@@ -104,7 +118,7 @@ def train(
         prepare_host(instance)
     devices = select_devices(instance)
     program = Program(trainer, instance, devices)
-    ready = _Run(cfg, run, trainer, program, data, start, dict(notes or {}))
+    ready = _Run(cfg, run, trainer, program, data, start, notes, cache_use)
     if init_from is not None:
         ready.start_from(init_from)
     for evaler in ready.evalers.values():
@@ -210,12 +224,13 @@ class _Run:
         data: BaseInput,
         start: float,
         notes: dict[str, Any],
+        cache_use: CompileCacheUse,
     ):
         cfg = trainer.cfg
         # What follows from other values is resolved in `cfg`; what is recorded is what was stated.
         self.source = source
         self.run, self.trainer, self.program, self.data = run, trainer, program, data
-        self.cfg, self.start, self.notes = cfg, start, notes
+        self.cfg, self.start, self.notes, self.cache_use = cfg, start, notes, cache_use
         self.checkpointer: BaseCheckpointer = cfg.checkpointer.instantiate()
         self.checkpointer.open(run.checkpoints)
         self.evalers = {name: e.instantiate() for name, e in cfg.evalers.items()}
@@ -441,6 +456,8 @@ class _Run:
             "step_seconds": self.timing.mean_step_seconds,
             **utilization(self.source, program.instance, self.last.get("tokens_per_second")),
             "compile_seconds": program.compile_seconds,
+            "memory": None if program.memory is None else program.memory.to_json(),
+            "compile_cache": self.cache_use.to_json(),
             "first_step_seconds": self.timing.first_step_seconds,
             "out": str(self.run.root),
             "stopped_by": stopped,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -14,6 +18,7 @@ __all__ = ["NEWEST_TESTED_JAX", "aot_cache_dir", "cache_dir", "is_untested", "ja
 
 NEWEST_TESTED_JAX = "0.12"
 _log = logging.getLogger("axcore.cli")
+_DAMAGED = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
 def cache_dir() -> Path | None:
@@ -64,7 +69,8 @@ def jax_started(*, cache: bool = True) -> Iterator[None]:
     for name, value in settings.items():
         jax.config.update(name, value)
     try:
-        yield
+        with _mended(settings.get("jax_compilation_cache_dir")):
+            yield
     finally:
         if settings:
             from jax.experimental.compilation_cache import compilation_cache
@@ -72,6 +78,33 @@ def jax_started(*, cache: bool = True) -> Iterator[None]:
             for name, value in former.items():
                 jax.config.update(name, value)
             compilation_cache.reset_cache()
+
+
+@contextmanager
+def _mended(directory: str | float | None) -> Iterator[None]:
+    """Removes entries that cannot be read, as a process killed while it wrote one leaves them.
+
+    JAX compiles instead and warns; it never replaces an entry, so it would do so at every start.
+    """
+    if not isinstance(directory, str):
+        yield
+        return
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        found = _DAMAGED.search(str(message))
+        if found is None:
+            shown(message, *args, **kwargs)
+            return
+        for entry in Path(directory).glob(f"{glob.escape(found[1])}-*"):
+            entry.unlink(missing_ok=True)
+        _log.warning("the kept program %r could not be read; it is compiled anew", found[1])
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _cache_settings() -> dict[str, str | float | int]:

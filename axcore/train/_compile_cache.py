@@ -22,8 +22,8 @@ class CompileCacheUse:
     """Counts compilations between entering and leaving, of this process.
 
     Attributes:
-        requests: Programs that were wanted of the cache.
-        hits: Those that it had; the others were compiled.
+        requests: Programs that were needed.
+        hits: Those that the cache had; the others were compiled.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,13 @@ class CompileCacheUse:
             self.hits += event == _HIT
 
     def to_json(self) -> dict[str, Any]:
-        """Returns directory (None: the cache is off), requests, hits, compiled and hit rate."""
+        """Returns directory (None: the cache is off), requests, hits, compiled, hit rate."""
         settings: Any = jax.config  # its attributes are made at run time
+        directory = settings.jax_compilation_cache_dir
         return {
-            "directory": settings.jax_compilation_cache_dir,
+            "directory": directory,
             "requests": self.requests,
             "hits": self.hits,
             "compiled": self.requests - self.hits,
-            "hit_rate": self.hits / self.requests if self.requests else None,
+            "hit_rate": self.hits / self.requests if directory and self.requests else None,
         }

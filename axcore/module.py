@@ -60,6 +60,8 @@ class ParameterSpec:
         memory: Hint where it lives: None (device) or a JAX memory kind such as ``pinned_host``.
         num_stacked: Leading dims that stack layers.
         optional: Hint that weights without it are still this model's: it then starts anew.
+        padding: How many entries at the end of each dim only fill it up, or empty: they start as
+            zeros, mean nothing and stand in no other format.
     """
 
     shape: tuple[int, ...]
@@ -73,6 +75,7 @@ class ParameterSpec:
     memory: str | None = None
     num_stacked: int = 0
     optional: bool = False
+    padding: tuple[int, ...] = ()
 
     def __post_init__(self):
         if len(self.axes) != len(self.shape):
@@ -86,6 +89,22 @@ class ParameterSpec:
         """Returns shape and dtype as JAX's abstract array."""
         return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
 
+    @property
+    def valid_shape(self) -> tuple[int, ...]:
+        """The shape without padding."""
+        if not self.padding:
+            return self.shape
+        return tuple(size - pad for size, pad in zip(self.shape, self.padding, strict=True))
+
+    def initial(self, key: jax.Array) -> jax.Array:
+        """Returns the initial value: what the initializer makes without padding, then zeros."""
+        if not self.padding:
+            return self.initializer(key, self)
+        valid = dataclasses.replace(self, shape=self.valid_shape, padding=())
+        value = self.initializer(key, valid)
+        zero = jnp.zeros((), value.dtype)
+        return jax.lax.pad(value, zero, [(0, pad, 0) for pad in self.padding])
+
     def stacked(self, num_layers: int) -> ParameterSpec:
         """Returns the spec of ``num_layers`` of these on a new leading ``layers`` dim."""
         return dataclasses.replace(
@@ -95,6 +114,7 @@ class ParameterSpec:
             fan_in_dims=tuple(d + 1 for d in self.fan_in_dims),
             fan_out_dims=tuple(d + 1 for d in self.fan_out_dims),
             num_stacked=self.num_stacked + 1,
+            padding=(0, *self.padding) if self.padding else (),
         )
 
 
@@ -346,7 +366,7 @@ class Module(Configurable):
         state: dict[str, Any] = {}
         for name, spec in self._specs.items():
             draw_key = derive_key(key, f"init:{key_path}/{name}", indices, 0)
-            value = spec.initializer(draw_key, spec)
+            value = spec.initial(draw_key)
             if value.shape != spec.shape or value.dtype != jnp.dtype(spec.dtype):
                 raise ModuleError(
                     f"the initializer of {name!r} made {value.dtype}{list(value.shape)}, "

@@ -29,6 +29,8 @@ class Embedding(BaseEmbedding):
     class Config(BaseEmbedding.Config):
         """The model sets ``input_dim`` and ``vocab_size``."""
 
+        # Pads the weight's vocabulary to a multiple, so that it can be split; nothing else changes.
+        vocab_multiple_of: int = 1
         weight_init: Initializer = Normal(stddev=0.02)
         # Multiplies the looked-up embeddings (Gemma: sqrt(input_dim)); the head is not scaled.
         embedding_scale: float = 1.0
@@ -42,22 +44,27 @@ class Embedding(BaseEmbedding):
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
         self._check_positive("logit_cap")
+        self._padding = padding = _vocab_padding(self)
         self._add_weight(
             "weight",
-            (cfg.vocab_size, cfg.input_dim),
+            (cfg.vocab_size + padding, cfg.input_dim),
             ("vocab", "embed"),
             cfg.weight_init,
             fan_in_dims=(1,),
             fan_out_dims=(0,),
+            padding=(padding, 0) if padding else (),
         )
         if cfg.head_bias:
-            self._add_weight(
-                "head_bias", (cfg.vocab_size,), ("vocab",), Zeros(), weight_decay=False
-            )
+            _add_bias(self, "head_bias", padding)
         self.dot = self._add_child("dot", cfg.dot, DotGeneral)
 
     def forward(self, ids: jax.Array) -> jax.Array:
         """int32 (batch, seq) -> (batch, seq, input_dim); unknown ids give NaN rows."""
+        if self._padding:  # an unknown id must not find the padding
+            vocab_size = self.cfg.vocab_size
+            ids = jnp.where(ids < 0, ids + vocab_size, ids)
+            known = (ids >= 0) & (ids < vocab_size)
+            ids = jnp.where(known, ids, vocab_size + self._padding)
         x = jnp.take(self._param("weight"), ids, axis=0, mode="fill")
         if self.cfg.embedding_scale != 1.0:
             x = x * jnp.asarray(self.cfg.embedding_scale, x.dtype)
@@ -89,6 +96,8 @@ class LMHead(BaseHead):
         """The model sets ``input_dim`` and ``vocab_size``."""
 
         bias: bool = False
+        # Pads the weight's vocabulary to a multiple, so that it can be split; nothing else changes.
+        vocab_multiple_of: int = 1
         weight_init: Initializer = VarianceScaling()
         logit_cap: float | None = None
         dot: DotGeneral.Config = DotGeneral.Config()
@@ -96,16 +105,18 @@ class LMHead(BaseHead):
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
         self._check_positive("logit_cap")
+        self._padding = padding = _vocab_padding(self)
         self._add_weight(
             "weight",
-            (cfg.input_dim, cfg.vocab_size),
+            (cfg.input_dim, cfg.vocab_size + padding),
             ("embed", "vocab"),
             cfg.weight_init,
             fan_in_dims=(0,),
             fan_out_dims=(1,),
+            padding=(0, padding) if padding else (),
         )
         if cfg.bias:
-            self._add_weight("bias", (cfg.vocab_size,), ("vocab",), Zeros(), weight_decay=False)
+            _add_bias(self, "bias", padding)
         self.dot = self._add_child("dot", cfg.dot, DotGeneral)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -130,6 +141,8 @@ def _logits(
     logits = head.dot(hidden, weight, dims, preferred_element_type=jnp.float32)
     if bias is not None:
         logits = logits + bias
+    if head._padding:
+        logits = logits[..., : head.cfg.vocab_size]
     cap = head.cfg.logit_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -157,8 +170,28 @@ def _cross_entropy(
         mask,
         layout=layout,
         logit_cap=head.cfg.logit_cap,
+        valid_vocab_size=head.cfg.vocab_size,
         dot_general=replacement(head.dot),
     )
+
+
+def _vocab_padding(head: Embedding | LMHead) -> int:
+    """Entries that make the vocabulary a multiple of ``vocab_multiple_of``."""
+    cfg = head.cfg
+    if cfg.vocab_multiple_of < 1:
+        raise ModuleError(
+            f"vocab_multiple_of is {cfg.vocab_multiple_of}, expected at least 1",
+            code="AX475",
+            where=head.config_path,
+            hint="the number of devices that split the vocabulary, or a multiple of it",
+        )
+    return -cfg.vocab_size % cfg.vocab_multiple_of
+
+
+def _add_bias(head: Embedding | LMHead, name: str, padding: int) -> None:
+    shape = (head.cfg.vocab_size + padding,)
+    padded = (padding,) if padding else ()
+    head._add_weight(name, shape, ("vocab",), Zeros(), weight_decay=False, padding=padded)
 
 
 class LearnedPositions(BasePosition):

@@ -232,8 +232,9 @@ def make_call(
         axes[name] = operand.axes
         per_device = []
         for size, axis, placed in zip(shape, operand.axes, operand.layout, strict=True):
-            known = target is not None and axis is not None and size != 1
-            over = sharded_axes(target, placed) if known else ()
+            over: tuple[str, ...] = ()
+            if target is not None and axis is not None and size != 1:
+                over = sharded_axes(target, placed)
             if over and axis is not None:
                 split[axis] = over
             per_device.append(-(-size // _num_shards(target, over)))

@@ -138,12 +138,13 @@ def _indivisible(
     sizes = f"{below} or {above}" if below else f"{above}"
     divisors = [d for d in range(1, size + 1) if size % d == 0]
     near = sorted(divisors, key=lambda d: abs(d - parts))[:2]
+    pad = f"; or pad it with vocab_multiple_of={parts} of its layers" if axis == "vocab" else ""
     return (
         "AX458",
         f"dim {dim} ({axis!r}) of size {size} does not divide into {parts} parts ({split})",
         f"nearest sizes that do: {sizes}; or split it into {' or '.join(map(str, sorted(near)))} "
         f"parts with mesh_shape; or allow {axis!r} to stay whole with the alternatives "
-        f"({tuple(mesh_axes)}, ())",
+        f"({tuple(mesh_axes)}, ()){pad}",
     )
 
 

@@ -144,7 +144,7 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
             continue
         size = math.prod(spec.shape)
         size_bytes = size * jnp.dtype(spec.dtype).itemsize
-        number, num_bytes = number + size, num_bytes + size_bytes
+        number, num_bytes = number + math.prod(spec.valid_shape), num_bytes + size_bytes
         for dim, axis in zip(spec.shape, spec.axes, strict=True):
             if axis == "embed":
                 embed_dim = max(embed_dim, dim)

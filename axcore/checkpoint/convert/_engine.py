@@ -95,7 +95,7 @@ def convert(
         weights = {p: x for p, x in params.items() if x.spec.kind == "parameter"}
         matching = match_tensors(
             found.rules(trainer.cfg),
-            {path: parameter.shape for path, parameter in weights.items()},
+            {path: parameter.spec.valid_shape for path, parameter in weights.items()},
             opened.infos,
             allow=allow,
             where=str(opened.path),
@@ -206,7 +206,7 @@ class _Import:
         del arrays
         sums: list[str] = []
         for path in item.paths:
-            array = ours.pop(0)
+            array = self._params[path].padded(ours.pop(0))
             check = _Finite(self, path, item.foreign, self._params[path].dtype)
             sums.append(writer.write(f"model/{path}", array, check))
             del array

@@ -109,7 +109,9 @@ def export(
     earlier = _earlier(run.conversion)
     name, found, settings = _family(trainer.cfg, family, earlier, format, str(run.root))
     params = parameters(trainer)
-    items = applications(found.rules(trainer.cfg), {p: x.shape for p, x in params.items()})
+    items = applications(
+        found.rules(trainer.cfg), {p: x.spec.valid_shape for p, x in params.items()}
+    )
     _check_complete(items, params, str(run.root))
     checkpointer = trainer.cfg.checkpointer.instantiate()
     checkpointer.open(run.checkpoints)
@@ -288,7 +290,7 @@ def _write_tensors(
         for item in items:
             if progress is not None:
                 progress(done, total, ", ".join(item.foreign))
-            ours = [saved.read(path) for path in item.paths]
+            ours = [params[path].stripped(saved.read(path)) for path in item.paths]
             sums = [_digest(array) for array in ours]
             foreign = item.transform.to_foreign(ours)
             del ours

@@ -34,6 +34,15 @@ class Parameter:
     dtype: str
     spec: ParameterSpec
 
+    def padded(self, array: np.ndarray) -> np.ndarray:
+        """Returns a value as it is stored: with zeros where the model pads it."""
+        padding = self.spec.padding
+        return np.pad(array, [(0, pad) for pad in padding]) if any(padding) else array
+
+    def stripped(self, array: np.ndarray) -> np.ndarray:
+        """Returns a stored value without what the model pads it with."""
+        return array[tuple(slice(size) for size in self.spec.valid_shape)]
+
 
 def parameters(trainer: Any) -> dict[str, Parameter]:
     """Returns every parameter and state of a trainer's model by path, per layer."""
@@ -48,6 +57,7 @@ def parameters(trainer: Any) -> dict[str, Parameter]:
                 fan_in_dims=tuple(d - lead for d in spec.fan_in_dims),
                 fan_out_dims=tuple(d - lead for d in spec.fan_out_dims),
                 num_stacked=0,
+                padding=spec.padding[lead:],
             )
             out[name] = Parameter(tuple(struct.shape), np.dtype(struct.dtype).name, single)
     return out
@@ -78,7 +88,7 @@ def check_count(trainer: Any, num_tensors: int, where: str) -> None:
 def initial_value(path: str, parameter: Parameter) -> np.ndarray:
     """Returns the value of a parameter that nothing provides; the same one each time."""
     key = jax.random.fold_in(jax.random.key(0), zlib.crc32(path.encode()))
-    return np.asarray(parameter.spec.initializer(key, parameter.spec))
+    return np.asarray(parameter.spec.initial(key))
 
 
 class SavedModel:

@@ -134,11 +134,11 @@ def attention_ring(
     plan = plan_ring(mask, t, num_devices) if indexed else RingPlan(False, num_devices)
     static = _Static(mask, axes, num_devices, plan, float(logit_scale), logit_cap)
     if plan.zigzag:
-        q, k, v, kv_valid, q_segment_ids, kv_segment_ids = (
+        q, k, v = (_zigzag(static, x) for x in (q, k, v))
+        kv_valid, q_segment_ids, kv_segment_ids = (
             None if x is None else _zigzag(static, x)
-            for x in (q, k, v, kv_valid, q_segment_ids, kv_segment_ids)
+            for x in (kv_valid, q_segment_ids, kv_segment_ids)
         )
-    assert q is not None and k is not None and v is not None
     own = _positions(static, lax.axis_index(axes), t)
     if not indexed and kv_positions is None:
         kv_positions = own
@@ -161,7 +161,7 @@ def attention_ring(
         None if window is None else jnp.asarray(window),
         None if sinks is None else sinks.astype(jnp.float32).reshape(num_kv, n // num_kv),
     )
-    out_xbkgcv = _ring(static, rows, columns, everywhere)
+    out_xbkgcv: Any = _ring(static, rows, columns, everywhere)
     out = out_xbkgcv.transpose(1, 0, 4, 2, 3, 5).reshape(b, t, n, v.shape[-1])
     if plan.zigzag:
         out = _zigzag(static, out, back=True)
@@ -245,9 +245,8 @@ def _backward(
                     lambda: (grads_kv, row_grad_q),
                 )
 
-            return tuple(
-                reversed(lax.scan(queries, grads_kv, (rows, grad, log_total, delta, grad_q)))
-            )
+            grads_kv, grad_q = lax.scan(queries, grads_kv, (rows, grad, log_total, delta, grad_q))
+            return grad_q, grads_kv
 
         grad_q, (grad_k, grad_v) = lax.scan(keys, grad_q, (block, (grad_k, grad_v)))
         return grad_q, grad_k, grad_v

@@ -286,6 +286,29 @@ def test_a_scanned_stack_is_exported_layer_by_layer(write_hf, tensors, out, tmp_
         assert np.array_equal(got[name], value.astype(ml_dtypes.bfloat16)), name
 
 
+def test_a_padded_vocabulary_is_ours_alone(write_hf, tensors, out, tmp_path, monkeypatch):
+    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    toy = importlib.import_module("toy_family")
+    plain = toy.experiment
+
+    def padded(*args, **kwargs):
+        cfg = plain(*args, **kwargs)
+        cfg.model.embedding.set(vocab_multiple_of=100)
+        return cfg
+
+    monkeypatch.setattr(toy, "experiment", padded)
+    quick(write_hf(tensors), out)
+    weight = load_model(out).state["embedding"]["weight"]
+    assert weight.shape == (300, 16) and not np.asarray(weight[264:]).any()
+    # The foreign model's own logits, of 264 tokens.
+    np.testing.assert_allclose(logits(out), oracle(tensors), atol=1e-5)
+    report = json.loads((out / "report.json").read_text())
+    assert report["num_parameters"] == sum(x.size for x in tensors.values())
+    export(out, tmp_path / "back", verify="never")
+    got = numpy.load_file(tmp_path / "back" / "model.safetensors")
+    np.testing.assert_array_equal(got["wte"], tensors["wte"])
+
+
 def test_what_no_family_can_say_is_not_exported(tmp_path, write_hf, tensors, out):
     quick(write_hf(tensors), out)
     edit(out, lambda cfg: cfg.model.decoder.layer.feed_forward.set(gate=Linear.Config()))

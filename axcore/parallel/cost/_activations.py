@@ -20,6 +20,7 @@ from axcore.layers import BaseAttention, CrossAttention, FeedForward
 from axcore.layers.roles import BaseNorm, BaseTransformerLayer
 from axcore.layers.stack import BaseStack
 from axcore.module import Module, ParameterSpec, flatten_specs
+from axcore.parallel.axes import axis_line
 from axcore.parallel.cost._model import attention_dims, expert_dim, experts_per_token
 from axcore.parallel.cost._recompute import site_of
 from axcore.remat import Remat
@@ -159,7 +160,11 @@ def _attention_values(module: Any, attention: str) -> Iterator[Value]:
 def _product_values(path: str, spec: ParameterSpec, line: Any) -> Iterator[Value]:
     """The result of a weight's product; of a feed-forward layer, its activation too."""
     dims = tuple(spec.shape[d] for d in spec.fan_out_dims)
-    axes: Axes = tuple(spec.axes[d] for d in spec.fan_out_dims)
+    # A router's scores of one token: of all experts, wherever these are.
+    axes: Axes = tuple(
+        None if "experts" in {link.name for link in axis_line(a or "")} else a
+        for a in (spec.axes[d] for d in spec.fan_out_dims)
+    )
     site = site_of(line)
     if site == "ffn_out":  # only added to the rest: nobody needs it again
         return

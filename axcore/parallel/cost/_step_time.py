@@ -17,7 +17,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from axcore.config import FrozenMapping
-from axcore.layers.roles import BaseHead
 from axcore.module import flatten_specs
 from axcore.parallel.cost._activations import kept, stack_values
 from axcore.parallel.cost._memory import (
@@ -288,13 +287,16 @@ class StepModel:
                 again = kept(value, stack.remat) == "recomputed" and stack.remat.enabled
                 times["forward"].memory += size / self.rates.memory_bytes
                 times["backward"].memory += (2 + again) * size / self.rates.memory_bytes
-        for path, module in self.traffic.modules.items():
+        for term in self.flops.terms:
+            if term.kind != "head":
+                continue
             for name, spec in self.traffic.specs.items():
-                is_head = isinstance(module, BaseHead) and name.rsplit("/", 1)[0] == path
-                if is_head and "vocab" in spec.axes and len(spec.shape) > 1:
+                if name.rsplit("/", 1)[0] != term.path or "vocab" not in spec.axes:
+                    continue
+                if len(spec.shape) > 1:
                     vocab = spec.shape[spec.axes.index("vocab")]
-                    vocab /= self.traffic.size(self.traffic.parts_of(vocab, "vocab"))
-                    size = _LOGIT_PASSES * 4 * self.traffic.tokens * vocab
+                    parts = self.traffic.size(self.traffic.parts_of(vocab, "vocab"))
+                    size = _LOGIT_PASSES * 4 * self.traffic.tokens * vocab / parts
                     times["backward"].memory += size / self.rates.memory_bytes
 
     def _optimizer(self) -> float:

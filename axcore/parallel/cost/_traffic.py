@@ -144,7 +144,7 @@ class Traffic:
             if isinstance(module, BaseAttention) and not isinstance(module, CrossAttention):
                 found += self._context(path, module)
         found += self._permutes()
-        return [t for t in found if self.size(t.axes) > 1]
+        return [t for t in found if self.size(t.axes) > 1 and t.count]
 
     # -- how arrays are split --------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Traffic:
         summed = tuple(a for d in spec.fan_in_dims for a in dims[d] if a in split.kept)
         item = jnp.dtype(getattr(owner, "compute_dtype", spec.dtype)).itemsize
         is_lookup = isinstance(owner, BaseEmbedding)
-        is_head = isinstance(owner, BaseHead)
+        is_head = not is_lookup and isinstance(owner, BaseHead)
         width = 0
         if summed:
             width = math.prod(spec.shape[d] for d in spec.fan_out_dims)
@@ -263,17 +263,22 @@ class Traffic:
             if set(summed) <= set(splits):
                 kinds = ("reduce_scatter", "all_gather")
         forward = 0.0 if is_head else 1.0
-        again = 0.0
+        # A table that is the head too gets the head's sum; the rows of its parts are nobody else's.
+        backward = float(not is_lookup or not self._has_own_head())
         if not (is_lookup or is_head):
-            again = projection_recompute(line, _remat(line))
+            backward += projection_recompute(line, _remat(line))
         for kind in kinds:
-            for phase, count in _passes(forward, 1.0 + again):
-                if is_lookup and phase == "backward":
-                    continue  # each part's rows get their own gradients
+            for phase, count in _passes(forward, backward):
                 yield Transfer(
                     *(kind, summed, size, count * layers, phase, "nothing"),
                     f"{name} {'output' if phase == 'forward' else 'input gradients'}",
                 )
+
+    def _has_own_head(self) -> bool:
+        return any(
+            isinstance(m, BaseHead) and not isinstance(m, BaseEmbedding)
+            for m in self.modules.values()
+        )
 
     def _experts(
         self, name: str, spec: ParameterSpec, split: Split, line: Any, layers: int
@@ -323,7 +328,7 @@ class Traffic:
                     f"{path} heads for positions",
                 )
         else:
-            for phase, times in _passes(1.0, 1.0 + again):
+            for phase, times in _passes(1.0, again):
                 yield Transfer(
                     *("all_gather", axes, keys * n, times * layers, phase, "nothing"),
                     f"{path} keys and values",

@@ -224,6 +224,8 @@ def _recipe(
 @hookimpl
 def axcore_quantization() -> Iterable[QuantizationSpec]:
     training = "training: linear layers, forward and backward"
+    stored, served = "serving: stored weights", "serving: stored weights and activations"
+    cached = "serving: keys and values"
     float8 = ("float8_e4m3fn", "float8_e5m2")
     return (
         _recipe("none", "Unquantized", ("float32",), "training", "plain products, stated"),
@@ -250,6 +252,17 @@ def axcore_quantization() -> Iterable[QuantizationSpec]:
             "training: linear layers, forward",
             "weights rounded to four bits, gradients straight through",
         ),
+        _recipe("int8-weights", "int8_weights", ("float32",), stored, "int8, a scale per output"),
+        _recipe("int4-weights", "int4_weights", ("float32",), stored, "int4 in groups of 32"),
+        _recipe("fp8-weights", "fp8_weights", ("float32",), stored, "e4m3, a scale per output"),
+        _recipe("int8-serving", "int8_serving", ("int8",), served, "int8, a scale per token"),
+        _recipe(
+            "fp8-serving", "fp8_serving", ("float8_e4m3fn",), served, "e4m3, a scale per token"
+        ),
+        _recipe("int8-static", "int8_static", ("int8",), served, "int8, calibrated scales"),
+        _recipe("fp8-static", "fp8_static", ("float8_e4m3fn",), served, "e4m3, calibrated scales"),
+        _recipe("int8-kv", "int8_kv", ("float32",), cached, "int8, a scale per token and head"),
+        _recipe("fp8-kv", "fp8_kv", ("float32",), cached, "e4m3, a scale per token and head"),
     )
 
 

@@ -22,11 +22,13 @@ __all__ = ["main"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("axcore.cli.train", "train an experiment, or go on with it"),
     "aot": ("axcore.cli.aot", "compile a training step for a machine that need not be here"),
+    "plan": ("axcore.cli.plan", "find the mesh, remat and microbatches that suit a machine"),
     "eval": ("axcore.cli.eval", "evaluate a model directory"),
     "generate": ("axcore.cli.generate", "continue a text with a model directory"),
     "tokenizer": ("axcore.cli.tokenizer", "train a tokenizer, and see what tokens it makes"),
     "convert": ("axcore.cli.convert", "turn another framework's model into ours, or ours into it"),
     "peft": ("axcore.cli.peft", "merge, export and attach trained adapters"),
+    "quantize": ("axcore.cli.quantize", "store a trained model in few bits, to serve it"),
     "config": ("axcore.cli.config", "show, compare and explain configs"),
     "loc": ("axcore.cli.loc", "measure the lines of code that adding a feature changes"),
     "plugins": ("axcore.cli.plugins", "list, inspect, check and start plugins"),

@@ -2,6 +2,7 @@
 
 from axcore.inference._engine import Generation, Generator, check_ids
 from axcore.inference._model_dir import LoadedModel, load_model
+from axcore.inference._quantize import quantize_directory, quantize_state
 from axcore.inference._sampling import Chooser, Sampling
 from axcore.inference._text import Completion, TextStream, complete
 from axcore.inference._unrolled import unrolled
@@ -17,5 +18,7 @@ __all__ = [
     "check_ids",
     "complete",
     "load_model",
+    "quantize_directory",
+    "quantize_state",
     "unrolled",
 ]

@@ -13,7 +13,7 @@ from axcore.layers.roles import BaseKVCache, BaseMultiToken, SequenceInfo
 from axcore.module import Module, no_context
 from axcore.ops import DenseKV
 
-__all__ = ["ContiguousKVCache", "ContiguousView", "init_cache", "merge_state"]
+__all__ = ["ContiguousKVCache", "ContiguousView", "init_cache", "merge_state", "write_tokens"]
 
 # Rows up to which one new token each is written row by row, as slices in place: XLA runs a scatter
 # of few rows as a loop, which takes longer (measured on CPU).
@@ -74,14 +74,11 @@ class ContiguousKVCache(BaseKVCache):
         The driver makes sure that positions stay below ``max_len``: a traced position cannot raise.
         """
         ctx, positions = self._context, info.positions
-        mesh = ctx.target.mesh
-        sliced = positions.shape[1] == 1 and positions.shape[0] <= _MAX_SLICED_ROWS
-        write = _write_slices if sliced and (mesh is None or mesh.size == 1) else _scatter
         new: dict[str, jax.Array] = {}
         for name, value in values.items():
             buffer = ctx.state[name]
             axes = self.cfg.axes[name]
-            made = write(buffer, value.astype(buffer.dtype), positions)
+            made = write_tokens(buffer, value.astype(buffer.dtype), positions, ctx.target.mesh)
             new[name] = self._constrain(made, "batch", *axes[:-1], None, *axes[-1:])
             ctx.set_state(name, new[name])
         lengths = jnp.maximum(ctx.state["lengths"], jnp.max(positions, axis=1) + 1)
@@ -92,6 +89,22 @@ class ContiguousKVCache(BaseKVCache):
         """Forgets all but the first ``lengths`` (batch,) tokens of each row."""
         ctx = self._context
         ctx.set_state("lengths", jnp.minimum(ctx.state["lengths"], lengths))
+
+
+def write_tokens(
+    buffer: jax.Array, value: jax.Array, positions: jax.Array, mesh: jax.sharding.Mesh | None
+) -> jax.Array:
+    """Returns a buffer with tokens written at their positions, for caches to share.
+
+    Args:
+        buffer: (batch, ..., max_len, last).
+        value: (batch, seq, ..., last), of the buffer's dtype.
+        positions: int (batch, seq); negative ones are not stored.
+        mesh: The mesh of the target, or None.
+    """
+    sliced = positions.shape[1] == 1 and positions.shape[0] <= _MAX_SLICED_ROWS
+    write = _write_slices if sliced and (mesh is None or mesh.size == 1) else _scatter
+    return write(buffer, value, positions)
 
 
 def _scatter(buffer: jax.Array, value: jax.Array, positions: jax.Array) -> jax.Array:

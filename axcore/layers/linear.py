@@ -65,6 +65,10 @@ class Linear(Layer):
                 "bias", self._out, cfg.axes[num_in:], cfg.bias_init, weight_decay=False
             )
         self.dot = self._add_child("dot", cfg.dot, BaseDotGeneral)
+        spec = self._specs["weight"]
+        stored = self._specs["weight"] = self.dot.stored_weight(spec)
+        # Of a product that reads the weight as it is stored; others get the compute dtype.
+        self._weight_dtype = None if stored is spec else stored.dtype
 
     def forward(self, x: jax.Array) -> jax.Array:
         """(..., *input_dim) -> (..., *output_dim) in the compute dtype."""
@@ -78,7 +82,8 @@ class Linear(Layer):
             )
         lhs = tuple(range(x.ndim - num_in, x.ndim))
         dims = ((lhs, tuple(range(num_in))), ((), ()))
-        y = weight_product(self.dot(x.astype(self.compute_dtype), self._param("weight"), dims))
+        weight = self._param("weight", self._weight_dtype)
+        y = weight_product(self.dot(x.astype(self.compute_dtype), weight, dims))
         return y + self._param("bias") if self.cfg.bias else y
 
 

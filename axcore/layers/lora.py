@@ -19,7 +19,7 @@ from axcore.layers.base import Layer
 from axcore.layers.dropout import Dropout
 from axcore.layers.initializers import VarianceScaling, Zeros
 from axcore.layers.roles import BaseDropout
-from axcore.module import Initializer, Module, ParameterSpec
+from axcore.module import Initializer, Module, ParameterSpec, no_context
 from axcore.ops import BaseDotGeneral, DotGeneral
 from axcore.ops._dot import dot_general
 from axcore.ops.dot_general import DimensionNumbers
@@ -94,6 +94,16 @@ class LowRankAdapter(Layer, BaseDotGeneral):
         rank = self.cfg.rank
         return self.cfg.alpha / (math.sqrt(rank) if self.cfg.rank_stabilized else rank)
 
+    @property
+    def operand_dtype(self) -> str | None:
+        """Dtype that the base's product runs in, where it is another than the layer's."""
+        return getattr(self.base, "operand_dtype", None)
+
+    @no_context
+    def stored_weight(self, spec: ParameterSpec) -> ParameterSpec:
+        """Returns how the base's product stores the weight."""
+        return self.base.stored_weight(spec)
+
     @abc.abstractmethod
     def merge(self, weight: jax.Array) -> jax.Array:
         """Returns the weight whose plain contraction equals this one: same shape, float32."""
@@ -102,6 +112,17 @@ class LowRankAdapter(Layer, BaseDotGeneral):
         """Returns ``scale A B`` in float32, of the weight's shape."""
         a, b = self._param("lora_a", "float32"), self._param("lora_b", "float32")
         return self.scale * jnp.tensordot(a, b, axes=1)
+
+    def _float32(self, weight: jax.Array) -> jax.Array:
+        """Returns the base weight's numbers, which a quantized one alone does not hold."""
+        if not jnp.issubdtype(weight.dtype, jnp.floating) or weight.dtype.itemsize < 2:
+            raise ModuleError(
+                f"the weight is stored as {weight.dtype} with scales, expected floats",
+                code="AX361",
+                where=self.path,
+                hint="merge adapters, and train DoRA, before the model is quantized",
+            )
+        return weight.astype(jnp.float32)
 
     def _corrected(self, lhs: jax.Array, dimension_numbers: DimensionNumbers) -> jax.Array:
         """Returns ``scale (x A) B``: two thin products instead of one with the weight's shape."""
@@ -148,7 +169,7 @@ class LoRA(LowRankAdapter):
 
     def merge(self, weight: jax.Array) -> jax.Array:
         """Returns ``W + s A B``."""
-        return weight.astype(jnp.float32) + self._correction()
+        return self._float32(weight) + self._correction()
 
 
 class DoRA(LowRankAdapter):
@@ -187,11 +208,11 @@ class DoRA(LowRankAdapter):
         self._check(rhs, dimension_numbers)
         y = self.base(lhs, rhs, dimension_numbers, preferred_element_type=preferred_element_type)
         corrected = y + self._corrected(lhs, dimension_numbers).astype(y.dtype)
-        return corrected * self._factor(rhs.astype(jnp.float32)).astype(y.dtype)
+        return corrected * self._factor(self._float32(rhs)).astype(y.dtype)
 
     def merge(self, weight: jax.Array) -> jax.Array:
         """Returns ``m V / ||V||``."""
-        weight = weight.astype(jnp.float32)
+        weight = self._float32(weight)
         return (weight + self._correction()) * self._factor(weight)
 
     def _factor(self, weight: jax.Array) -> jax.Array:

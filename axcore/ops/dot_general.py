@@ -13,7 +13,7 @@ from typing import Literal
 
 import jax
 
-from axcore.module import Module
+from axcore.module import Module, ParameterSpec, no_context
 from axcore.ops._dot import dot_general
 
 __all__ = ["BaseDotGeneral", "DimensionNumbers", "DotGeneral"]
@@ -31,6 +31,18 @@ class BaseDotGeneral(Module):
 
     class Config(Module.Config):
         """No fields."""
+
+    @no_context
+    def stored_weight(self, spec: ParameterSpec) -> ParameterSpec:
+        """Returns how the weight that its layer contracts is stored.
+
+        Args:
+            spec: As the layer describes it.
+
+        Returns:
+            The same, or another dtype and kind for a product that reads its weight so.
+        """
+        return spec
 
     @abc.abstractmethod
     def forward(

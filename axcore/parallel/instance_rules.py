@@ -18,6 +18,7 @@ from axcore.ops import REFERENCE, OpRule
 from axcore.parallel.instances import resolve_instance
 from axcore.parallel.traits import Traits, compute_traits
 from axcore.plugins import ActiveSet, Instance, host, pattern_matches, specificity
+from axcore.quantization import check_instance, is_quantized
 
 __all__ = [
     "AppliedOption",
@@ -205,6 +206,8 @@ def apply_instance_rules(
     if "ops" in cfg.fields():
         cfg, kernel_changes = _add_kernels(cfg, active, name)
         changes += kernel_changes
+    if is_quantized(cfg):
+        check_instance(cfg, resolve_instance(name) if isinstance(instance, str) else instance)
     report = RuleReport(
         instance=name,
         traits=traits,

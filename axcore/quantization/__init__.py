@@ -5,6 +5,7 @@ no layer. Recipes are registered under a name through the hook ``axcore_quantiza
 plugin's rule chooses one with :class:`QuantizeModifier`. See ``docs/quantization.md``.
 """
 
+from axcore.quantization._calibrate import ObserverDot, calibrate
 from axcore.quantization._dots import (
     DelayedFp8Dot,
     Fp8Dot,
@@ -13,6 +14,8 @@ from axcore.quantization._dots import (
     MxFp8Dot,
     QuantizedDot,
 )
+from axcore.quantization._instance import check_instance, is_quantized
+from axcore.quantization._kv_cache import QuantizedKVCache
 from axcore.quantization._modifiers import (
     DelayedFp8Recipe,
     Fp8Recipe,
@@ -25,6 +28,20 @@ from axcore.quantization._modifiers import (
 )
 from axcore.quantization._place import DEFAULT_EXCLUDE, Site, find_sites
 from axcore.quantization._products import Plan, contract, contract_blocks, quantized_product
+from axcore.quantization._serving import (
+    KVCacheRecipe,
+    StoredRecipe,
+    fp8_kv,
+    fp8_serving,
+    fp8_static,
+    fp8_weights,
+    int4_weights,
+    int8_kv,
+    int8_serving,
+    int8_static,
+    int8_weights,
+)
+from axcore.quantization._stored import StoredDot, quantize_weight
 from axcore.quantization._values import (
     Operand,
     Quantized,
@@ -44,22 +61,40 @@ __all__ = [
     "Int4Recipe",
     "Int8Dot",
     "Int8Recipe",
+    "KVCacheRecipe",
     "MxFp8Dot",
     "MxFp8Recipe",
+    "ObserverDot",
     "Operand",
     "Plan",
     "QuantizeModifier",
     "Quantized",
     "QuantizedDot",
+    "QuantizedKVCache",
     "Recipe",
     "Site",
+    "StoredDot",
+    "StoredRecipe",
     "Unquantized",
+    "calibrate",
+    "check_instance",
     "contract",
     "contract_blocks",
     "dequantize",
     "find_sites",
+    "fp8_kv",
+    "fp8_serving",
+    "fp8_static",
+    "fp8_weights",
+    "int4_weights",
+    "int8_kv",
+    "int8_serving",
+    "int8_static",
+    "int8_weights",
+    "is_quantized",
     "largest",
     "quantize",
     "quantize_blocks",
+    "quantize_weight",
     "quantized_product",
 ]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from axcore.config import REQUIRED, Config, Modifier, Required
 from axcore.errors import ConfigError, did_you_mean
+from axcore.module import Module
 from axcore.ops import DotGeneral
 from axcore.plugins import host
 from axcore.quantization._dots import (
@@ -29,6 +30,7 @@ __all__ = [
     "QuantizeModifier",
     "Recipe",
     "Unquantized",
+    "copied",
 ]
 
 
@@ -52,6 +54,9 @@ class Recipe(Modifier):
         # Takes the place of an earlier recipe instead of refusing to.
         override: bool = False
 
+    #: Whether it makes sense for a trained model only, so that no flag or rule may choose it.
+    for_trained: bool = False
+
     @abc.abstractmethod
     def product(self, site: Site) -> Config:
         """Returns what replaces the product at a site: the config of a ``DotGeneral``."""
@@ -66,13 +71,17 @@ class Recipe(Modifier):
         place(cfg, self._chosen)
         return cfg
 
+    def _takes(self, module: Module) -> bool:
+        """Whether a product may give way to this recipe's without being told to."""
+        return type(module) is DotGeneral
+
     def _chosen(self, sites: dict[str, Site]) -> dict[str, Config | None]:
         own = self.cfg
         kinds = ("linear", *(k for k in ("head", "attention") if getattr(own, k)))
         found = choose(sites, _tuple(own.include), _tuple(own.exclude), kinds)
         for path in found:
             module = sites[path].module
-            if type(module) is not DotGeneral and not own.override:
+            if not self._takes(module) and not own.override:
                 raise ConfigError(
                     f"the product at {path} is {type(module).__name__} already",
                     code="AX431",
@@ -82,7 +91,7 @@ class Recipe(Modifier):
         made = {path: self.product(sites[path]) for path in found}
         for path, product in made.items():
             _check_place(sites[path], product)
-        if own.override and isinstance(self, Recipe):
+        if own.override:
             # A narrower recipe must not leave parts of the earlier one behind.
             for path, site in sites.items():
                 if path not in made and isinstance(site.module, QuantizedDot):
@@ -122,7 +131,7 @@ class Int8Recipe(Recipe):
     def product(self, site: Site) -> Config:
         """Returns an :class:`Int8Dot`."""
         del site
-        return _copied(self.cfg, Int8Dot.Config())
+        return copied(self.cfg, Int8Dot.Config())
 
 
 class Fp8Recipe(Recipe):
@@ -140,7 +149,7 @@ class Fp8Recipe(Recipe):
     def product(self, site: Site) -> Config:
         """Returns an :class:`Fp8Dot`."""
         del site
-        return _copied(self.cfg, Fp8Dot.Config())
+        return copied(self.cfg, Fp8Dot.Config())
 
 
 class DelayedFp8Recipe(Recipe):
@@ -157,7 +166,7 @@ class DelayedFp8Recipe(Recipe):
     def product(self, site: Site) -> Config:
         """Returns a :class:`DelayedFp8Dot`."""
         del site
-        return _copied(self.cfg, DelayedFp8Dot.Config())
+        return copied(self.cfg, DelayedFp8Dot.Config())
 
 
 class MxFp8Recipe(Recipe):
@@ -173,7 +182,7 @@ class MxFp8Recipe(Recipe):
     def product(self, site: Site) -> Config:
         """Returns an :class:`MxFp8Dot`."""
         del site
-        return _copied(self.cfg, MxFp8Dot.Config())
+        return copied(self.cfg, MxFp8Dot.Config())
 
 
 class Int4Recipe(Recipe):
@@ -187,7 +196,7 @@ class Int4Recipe(Recipe):
     def product(self, site: Site) -> Config:
         """Returns an :class:`Int4Dot`."""
         del site
-        return _copied(self.cfg, Int4Dot.Config())
+        return copied(self.cfg, Int4Dot.Config())
 
 
 class Unquantized(Recipe):
@@ -233,8 +242,20 @@ class QuantizeModifier(Modifier):
 
         Raises:
             PluginLookupError: No plugin registers the recipe.
-            ConfigError: The recipe has no such field, or does not apply.
+            ConfigError: The recipe has no such field, is for trained models only, or does not
+                apply.
         """
+        recipe = self.recipe_config()
+        if getattr(recipe.target, "for_trained", False):
+            raise ConfigError(
+                f"recipe {self.cfg.recipe!r} stores the weights of a trained model",
+                code="AX438",
+                hint=f"axcore quantize --from DIR --recipe {self.cfg.recipe} --out DIR",
+            )
+        return recipe.instantiate()(cfg)
+
+    def recipe_config(self) -> Any:
+        """Returns the modifier config that the name and the fields stand for."""
         own = self.cfg
         target: Any = host().quantization.load(own.recipe)
         recipe: Any = target() if not isinstance(target, type) else target.Config()
@@ -252,10 +273,10 @@ class QuantizeModifier(Modifier):
                     or f"it has: {', '.join(recipe.fields())}",
                 )
             setattr(recipe, name, value)
-        return recipe.instantiate()(cfg)
+        return recipe
 
 
-def _copied(recipe: Any, product: Any) -> Any:
+def copied(recipe: Any, product: Any) -> Any:
     """Returns the product's config with the fields of the same name from the recipe's."""
     for name in product.fields():
         if name in recipe.fields():

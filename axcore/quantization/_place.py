@@ -34,6 +34,7 @@ class Site:
         kind: ``linear``; ``head``, what scores the vocabulary or embeds; or ``attention``, the
             products of queries with keys and of weights with values.
         config_path: Of the product's config.
+        state_path: Of the product's state, in one layer.
         module: The product.
         owner: The layer that owns it, behind any wrapper such as an adapter.
     """
@@ -41,6 +42,7 @@ class Site:
     path: str
     kind: Kind
     config_path: str
+    state_path: str
     module: DotGeneral
     owner: Module
 
@@ -64,8 +66,8 @@ def find_sites(model: Module) -> dict[str, Site]:
             kind: Kind = "head"
         else:
             kind = "linear" if isinstance(owner, Linear) else "attention"
-        for name, _ in expand_path(named):
-            sites[name] = Site(name, kind, module.config_path, module, owner)
+        for (name, _), (state, _) in zip(expand_path(named), expand_path(path), strict=True):
+            sites[name] = Site(name, kind, module.config_path, state, module, owner)
     return sites
 
 

@@ -1,0 +1,221 @@
+"""Products with weights that are stored quantized: what a converted model is made of.
+
+The layer keeps its ``weight`` at its path, in the stored dtype, and its product holds the scale:
+``decoder/layer/0/feed_forward/up/weight`` int8 and ``.../up/dot/scale`` float32. Such weights are
+state: no learner touches them, and an adapter (:class:`axcore.layers.LoRA`) may train beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from axcore.context import current_context
+from axcore.errors import ConfigError, ModuleError
+from axcore.layers.initializers import Ones, Zeros
+from axcore.module import Module, ParameterSpec, no_context
+from axcore.ops import DotGeneral
+from axcore.ops._dot import dot_general
+from axcore.ops.dot_general import DimensionNumbers
+from axcore.quantization._products import contract, labels
+from axcore.quantization._values import Operand, Quantized, quantize
+
+__all__ = ["StoredDot", "group_size", "quantize_weight"]
+
+StoredDtype = Literal["int8", "int4", "float8_e4m3fn", "float8_e5m2"]
+
+
+class StoredDot(DotGeneral):
+    """A product with a weight stored in few bits, times its scale.
+
+    Without ``activations`` the weight is widened as it is read and the product runs in the layer's
+    dtype: what is saved is memory and its bandwidth, which bounds decoding. With them the product
+    itself runs in that dtype.
+    """
+
+    class Config(DotGeneral.Config):
+        """``dtype`` is the weight's."""
+
+        dtype: StoredDtype = "int8"
+        # Elements along the sum that share a scale; None: all of them, a scale per output.
+        group: int | None = None
+        # Dtype that activations are quantized to; a token has a scale of its own.
+        activations: Literal["int8", "float8_e4m3fn"] | None = None
+        # One scale for all tokens, found by calibration, instead.
+        static: bool = False
+
+    def __init__(self, cfg: Config, *, parent: Module | None = None):
+        super().__init__(cfg, parent=parent)
+        where = self.config_path or self.path
+        integer = cfg.dtype.startswith("int")
+        if cfg.activations is not None and cfg.activations.startswith("int") != integer:
+            raise ConfigError(
+                f"{cfg.activations} activations do not go with {cfg.dtype} weights: products take "
+                "integers with integers and floats with floats",
+                code="AX433",
+                where=where,
+            )
+        if cfg.group is not None and cfg.activations is not None:
+            raise ConfigError(
+                "groups of a weight have scales that differ along the sum, so such a product "
+                "cannot run on integers",
+                code="AX433",
+                where=where,
+                hint="set group=None, or activations=None",
+            )
+        if cfg.static and cfg.activations is None:
+            raise ConfigError(
+                "a static scale is one of activations, which this product does not quantize",
+                code="AX433",
+                where=where,
+            )
+        weight = _weight_of(self)
+        num_in = len(weight.fan_in_dims)
+        self._in, self._out = weight.shape[:num_in], weight.shape[num_in:]
+        shape, axes = self._out, weight.axes[num_in:]
+        self.group: int | None = None
+        if cfg.group is not None:
+            self.group = group_size(self._in[-1], cfg.group)
+            shape = (*self._in[:-1], self._in[-1] // self.group, *self._out)
+            axes = (*weight.axes[: num_in - 1], None, *axes)
+        self._add_parameter("scale", ParameterSpec(shape, "float32", axes, Ones(), kind="state"))
+        if cfg.static:
+            self._add_parameter(
+                "activation_amax", ParameterSpec((), "float32", (), Zeros(), kind="state")
+            )
+
+    @property
+    def operand_dtype(self) -> str | None:
+        """Dtype that the product runs in; None is the layer's own."""
+        return self.cfg.activations
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        """What hardware must multiply."""
+        return () if self.cfg.activations is None else (self.cfg.activations,)
+
+    @no_context
+    def stored_weight(self, spec: ParameterSpec) -> ParameterSpec:
+        """Returns the spec in the stored dtype: no parameter, but state."""
+        return dataclasses.replace(
+            spec, dtype=self.cfg.dtype, initializer=Zeros(), kind="state", weight_decay=False
+        )
+
+    def forward(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: DimensionNumbers,
+        *,
+        preferred_element_type: str | jax.typing.DTypeLike | None = None,
+    ) -> jax.Array:
+        """Contracts (..., *in) with the stored weight (*in, *out).
+
+        Raises:
+            ModuleError: The weight is not stored in this product's dtype, or it is training with
+                quantized activations, which have no gradient.
+        """
+        ctx = current_context()
+        assert ctx is not None
+        if rhs.dtype != jnp.dtype(self.cfg.dtype):
+            raise ModuleError(
+                f"the weight is {rhs.dtype}, expected {self.cfg.dtype}",
+                code="AX436",
+                where=self.path,
+                hint="convert the model with `axcore quantize`",
+            )
+        dtype = lhs.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
+        scale = ctx.state["scale"]
+        if self.cfg.activations is None:
+            if self.group is not None:
+                wide = self._widened(rhs, scale).astype(lhs.dtype)
+                return dot_general(lhs, wide, dimension_numbers, preferred_element_type=dtype)
+            sums = dot_general(
+                lhs,
+                rhs.astype(lhs.dtype),
+                dimension_numbers,
+                precision=self.cfg.precision,
+                preferred_element_type=jnp.float32,
+            )
+            return (sums * scale).astype(dtype)
+        if ctx.is_training:
+            raise ModuleError(
+                "a product with quantized activations serves; it has no gradient",
+                code="AX437",
+                where=self.path,
+                hint="train with a training recipe, or with weights alone quantized",
+            )
+        lhs_dims, rhs_dims, out = labels(dimension_numbers, lhs.ndim, rhs.ndim)
+        shared = tuple(dimension_numbers[0][0])
+        amax = ctx.state["activation_amax"] if self.cfg.static else None
+        a = quantize(lhs, Operand(self.cfg.activations), shared, amax=amax)
+        values = rhs.astype(jnp.int8) if self.cfg.dtype == "int4" else rhs
+        b = Quantized(values, scale.reshape((1,) * len(self._in) + self._out))
+        return contract(a, lhs_dims, b, rhs_dims, out).astype(dtype)
+
+    def widen(self, weight: jax.Array) -> jax.Array:
+        """Returns the stored weight in float32."""
+        ctx = current_context()
+        assert ctx is not None
+        return self._widened(weight, ctx.state["scale"])
+
+    def _widened(self, weight: jax.Array, scale: jax.Array) -> jax.Array:
+        weight = weight.astype(jnp.float32)
+        if self.group is None:
+            return weight * scale
+        lead = (*self._in[:-1], self._in[-1] // self.group)
+        grouped = weight.reshape(*lead, self.group, *self._out)
+        return (grouped * jnp.expand_dims(scale, len(lead))).reshape(weight.shape)
+
+
+def group_size(dim: int, group: int) -> int:
+    """Returns the largest divisor of ``dim`` that is at most ``group``."""
+    if group < 1:
+        raise ConfigError(f"group is {group}, expected at least 1", code="AX433")
+    return next(g for g in range(min(group, dim), 0, -1) if dim % g == 0)
+
+
+def quantize_weight(
+    weight: jax.Array, num_in: int, dtype: str, group: int | None = None
+) -> Quantized:
+    """Quantizes a weight as a :class:`StoredDot` reads it.
+
+    Args:
+        weight: (*in, *out).
+        num_in: Number of leading dims that are summed over.
+        dtype: Stored dtype.
+        group: Elements of the last input dim that share a scale; None: one scale per output.
+
+    Returns:
+        The weight in ``dtype``, and scales (*out), or (*in[:-1], groups, *out).
+    """
+    weight = weight.astype(jnp.float32)
+    how = Operand(dtype)
+    if group is None:
+        q = quantize(weight, how, tuple(range(num_in)))
+        scale = q.scale.reshape(weight.shape[num_in:])
+        return Quantized(q.values.astype(dtype), scale)
+    size = group_size(weight.shape[num_in - 1], group)
+    lead = (*weight.shape[: num_in - 1], weight.shape[num_in - 1] // size)
+    q = quantize(weight.reshape(*lead, size, *weight.shape[num_in:]), how, (num_in,))
+    values = q.values.reshape(weight.shape).astype(dtype)
+    return Quantized(values, jnp.squeeze(q.scale, num_in))
+
+
+def _weight_of(dot: Module) -> ParameterSpec:
+    """Returns the spec of the weight that the owner contracts, behind any wrapper."""
+    owner = dot._parent
+    while owner is not None and "weight" not in owner._specs:
+        owner = owner._parent
+    spec = None if owner is None else owner._specs["weight"]
+    if spec is None or spec.fan_in_dims != tuple(range(len(spec.fan_in_dims))):
+        raise ConfigError(
+            "a stored weight needs a layer that owns it, with the dims that are summed in front",
+            code="AX436",
+            where=dot.config_path or dot.path,
+            hint="make it the `dot` of a Linear",
+        )
+    return spec

@@ -22,6 +22,7 @@ __all__ = [
     "DataError",
     "ModuleError",
     "OpError",
+    "PlanError",
     "PluginError",
     "PluginLookupError",
     "ShardingError",
@@ -116,6 +117,12 @@ class AotError(AxcoreError, ValueError):
     """A program that cannot be compiled for a machine that is not here (AX480-489)."""
 
     default_code = "AX480"
+
+
+class PlanError(AxcoreError, ValueError):
+    """What a planner is asked for and cannot look at (AX446-449)."""
+
+    default_code = "AX446"
 
 
 class DataError(AxcoreError, ValueError):

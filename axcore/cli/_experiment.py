@@ -111,12 +111,20 @@ def edited_config(
     )
 
 
-def assembled(args: argparse.Namespace, *, sets: tuple[str, ...] = ()) -> Assembled:
+def assembled(
+    args: argparse.Namespace,
+    *,
+    sets: tuple[str, ...] = (),
+    instance: str | None = None,
+    rules: Any = None,
+) -> Assembled:
     """Returns the config of EXP as it runs on the instance.
 
     Args:
         args: The command line.
         sets: Further ``path=value`` settings, of flags of their own.
+        instance: The instance; None takes that of the command line.
+        rules: The user's own rules; None takes those of the command line.
     """
     from axcore.train.assemble import assemble
 
@@ -124,8 +132,8 @@ def assembled(args: argparse.Namespace, *, sets: tuple[str, ...] = ()) -> Assemb
         _experiment(args.experiment, args),
         modifiers=args.modifiers,
         sets=(*args.sets, *sets),
-        instance=args.instance,
-        rules=_rules(args),
+        instance=instance or args.instance,
+        rules=_rules(args) if rules is None else rules,
         use=args.use,
         trusted=args.trust,
         xla=args.xla,
@@ -148,7 +156,7 @@ def _experiment(name: str, args: argparse.Namespace) -> Trainer.Config:
 
 
 def _rules(args: argparse.Namespace) -> Any:
-    if args.rules is None:
+    if getattr(args, "rules", None) is None:
         return ()
     from axcore.parallel import read_mesh_rules
     from axcore.plugins import host

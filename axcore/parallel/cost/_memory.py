@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -150,9 +151,7 @@ def memory_estimate(
     whole = DeviceBytes(mesh, cfg.sharding_rules)
     specs = model.parameter_specs()
     flat = flatten_specs(specs)
-    optimizer = jax.tree_util.tree_leaves(
-        learner.state_axes(specs).specs, is_leaf=lambda x: hasattr(x, "axes")
-    )
+    optimizer = _optimizer_specs(learner, specs)
     trained = flatten_specs(learner.trainable_specs(specs))
     gradients = sum(whole.spec("param", s, p) for p, s in trained.items())
     if cfg.accumulation_steps > 1:
@@ -175,6 +174,19 @@ def memory_estimate(
         activations_by_name=FrozenMapping(step.by_name),
         notes=() if stacks else ("the model has no stack of layers: activations are not known",),
     )
+
+
+_OPTIMIZER_SPECS: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _optimizer_specs(learner: Any, specs: Any) -> list[Any]:
+    """Returns the described arrays of a learner's state; traced once for each learner."""
+    if learner not in _OPTIMIZER_SPECS:
+        state = learner.state_axes(specs).specs
+        _OPTIMIZER_SPECS[learner] = jax.tree_util.tree_leaves(
+            state, is_leaf=lambda x: hasattr(x, "axes")
+        )
+    return _OPTIMIZER_SPECS[learner]
 
 
 class DeviceBytes:

@@ -92,7 +92,7 @@ def built(model: Any, seq_len: int | None = None) -> tuple[Module, Any]:
     if isinstance(model, Config) and seq_len is not None and "max_seq_len" in model.fields():
         if not isinstance(getattr(model, "max_seq_len", None), int):
             model = model.copy().set(max_seq_len=seq_len)
-    module = model.instantiate(name="counted") if isinstance(model, Config) else model
+    module = _instantiated(model) if isinstance(model, Config) else model
     if not isinstance(module, Module):
         raise ShardingError(
             f"expected a trainer's or model's config or a module, got {type(model).__name__}",
@@ -103,6 +103,29 @@ def built(model: Any, seq_len: int | None = None) -> tuple[Module, Any]:
     if learner is None or "model" not in module.children:
         return module, None
     return module.children["model"], learner
+
+
+# What a search varies most and no module reads: for these a config is not built anew.
+_OUTSIDE_MODULES = ("mesh_shape", "sharding_rules", "accumulation_steps", "compiler_options", "ops")
+_KEPT = 64
+_BUILT: dict[str, Any] = {}
+
+
+def _instantiated(cfg: Config) -> Any:
+    """Returns the module of a config, of the last few that differ in what modules read.
+
+    Modules hold no arrays and do not change, so they may be shared; a planner asks for thousands of
+    configs that differ in their mesh only.
+    """
+    lines = cfg.to_text().splitlines()
+    key = "\n".join(line for line in lines if not line.startswith(_OUTSIDE_MODULES))
+    module = _BUILT.get(key)
+    if module is None:
+        module = cfg.instantiate(name="counted")
+        while len(_BUILT) >= _KEPT:
+            _BUILT.pop(next(iter(_BUILT)), None)
+        _BUILT[key] = module
+    return module
 
 
 class _Walk:

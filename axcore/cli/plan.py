@@ -1,0 +1,225 @@
+"""``axcore plan``: search for the way to run an experiment on a machine, or for the machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axcore.cli._console import say
+from axcore.cli._experiment import add_edits, add_experiment, assembled, rows
+from axcore.cli._result import CommandResult, Subparsers, add_command
+from axcore.errors import CliError
+
+if TYPE_CHECKING:
+    from axcore.train.plan import Compared, PlanReport
+
+__all__ = ["add_parser", "plan"]
+
+_ANY = "any"
+_DOES_NOT_FIT = 3
+_SHOWN = 10
+_GIB = 2**30
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds ``plan``."""
+    command = add_command(
+        subparsers,
+        "plan",
+        plan,
+        help="find the mesh, rematerialization and microbatches that suit a machine",
+        example="axcore plan tiny-lm --instance cpu-8 --verify 1 --emit rule.txt\n"
+        "axcore train tiny-lm --out runs/planned --instance cpu-8 --rules rule.txt\n"
+        'axcore plan tiny-lm --instance any --price "tpu-v5p-*=4.2"',
+    )
+    add_experiment(command)
+    add_edits(command)
+    command.add_argument(
+        "--instance",
+        metavar="T",
+        required=True,
+        help="the machine; `any` compares all known families, each run as its own rule says",
+    )
+    command.add_argument(
+        "--objective",
+        choices=("tokens_per_second", "cost", "memory"),
+        default="tokens_per_second",
+        help="what to rank by (default: tokens_per_second; on one machine cost ranks alike)",
+    )
+    command.add_argument(
+        "--quantize",
+        metavar="RECIPE",
+        action="append",
+        default=[],
+        help="a quantization recipe that may be used; repeatable (default: none)",
+    )
+    command.add_argument(
+        "--verify",
+        metavar="N",
+        type=int,
+        default=3,
+        help="compile the N best with the machine's compiler (default: 3; 0 compiles none)",
+    )
+    command.add_argument(
+        "--emit", metavar="FILE", help="write the best as a file of rules, for --rules"
+    )
+    command.add_argument(
+        "--price",
+        metavar="PATTERN=USD",
+        action="append",
+        default=[],
+        help="US dollars per device and hour of the instances of a pattern; repeatable",
+    )
+    command.add_argument(
+        "--no-cache", action="store_true", help="compile anew, whatever is known from before"
+    )
+
+
+def plan(args: argparse.Namespace) -> CommandResult:
+    """Plans.
+
+    Raises:
+        AxcoreError: Whatever cannot be planned.
+    """
+    if args.verify < 0:
+        raise CliError(f"--verify got {args.verify}, expected 0 or more", code="AX804")
+    if args.instance == _ANY:
+        return _compare(args)
+    return _plan(args)
+
+
+def _plan(args: argparse.Namespace) -> CommandResult:
+    from axcore.cli._jax import aot_cache_dir, jax_started
+    from axcore.train.plan import plan as make_plan
+
+    with jax_started(cache=False):
+        report = make_plan(
+            lambda rules: assembled(args, rules=rules),
+            args.instance,
+            objective=args.objective,
+            quantizations=args.quantize,
+            verify=args.verify,
+            cache=None if args.no_cache else aot_cache_dir(),
+            progress=say,
+        )
+    if args.emit and report.chosen is not None:
+        Path(args.emit).write_text(report.rule_text, "utf-8")
+    data = {"experiment": args.experiment, **report.to_json()}
+    exit_code = 0 if report.chosen is not None else _DOES_NOT_FIT
+    return CommandResult(data, _plan_text(args, report), exit_code)
+
+
+def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:
+    found = report.plan
+    lines = [
+        f"{args.experiment} on {found.instance}, by {found.objective}: {len(found.ranked)} "
+        f"candidates fit into {found.limit_bytes / _GIB:.1f} GiB a device, "
+        f"{len(found.rejected)} do not ({found.seconds:.1f} s)"
+    ]
+    best = found.ranked[:_SHOWN]
+    lines += [""] if best else []
+    lines += _table(
+        [
+            (
+                f"{r.prediction.step_seconds:.4g} s",
+                f"{r.prediction.mfu_noncausal:.1%}",
+                f"{r.prediction.memory.total / _GIB:.2f} GiB",
+                f"{r.candidate.describe()}; "
+                + (r.reason or f"best, bound by {r.prediction.bound_by}"),
+            )
+            for r in best
+        ]
+    )
+    if len(found.ranked) > _SHOWN:
+        lines.append(f"  and {len(found.ranked) - _SHOWN} slower ones (--json has all)")
+    lines += _rejections(report)
+    for v in report.verified:
+        name = found.ranked[v.number].candidate.describe()
+        if v.fits is None:
+            lines.append(f"not verified: {name}: {v.reason}")
+            continue
+        needed = "" if v.needed_bytes is None else f", needs {v.needed_bytes / _GIB:.2f} GiB"
+        fits = "fits" if v.fits else "does not fit"
+        seconds = f"{v.compile_seconds or 0:.1f} s"
+        lines.append(f"compiled: {name}: {fits}{needed} ({seconds})")
+    if report.chosen is None:
+        lines.append("nothing fits: take a larger machine, or a smaller batch_size or seq_len")
+    else:
+        lines += ["", f"chosen: {report.chosen.candidate.describe()}"]
+        lines.append(
+            f"the rule is in {args.emit}: give it with --rules {args.emit}"
+            if args.emit
+            else "--emit FILE writes it as a rule"
+        )
+    return "\n".join(lines)
+
+
+def _rejections(report: PlanReport) -> list[str]:
+    """Returns a line for the nearest miss of each kind of reason."""
+    kinds: dict[str, tuple[int, str]] = {}
+    for rejected in report.plan.rejected:
+        kind = rejected.reason.rpartition(" for ")[2] if "GiB" in rejected.reason else "the mesh"
+        count, example = kinds.get(kind, (0, f"{rejected.candidate.describe()}: {rejected.reason}"))
+        kinds[kind] = (count + 1, example)
+    return [
+        f"rejected for {kind}: {count}, such as {example}"
+        for kind, (count, example) in sorted(kinds.items(), key=lambda item: -item[1][0])
+    ]
+
+
+def _compare(args: argparse.Namespace) -> CommandResult:
+    from axcore.cli._jax import jax_started
+    from axcore.train.plan import compare, parse_prices
+
+    for flag, given in (("--emit", args.emit), ("--quantize", args.quantize)):
+        if given:
+            raise CliError(
+                f"{flag} needs one instance, got --instance any",
+                code="AX804",
+                hint="choose a machine from the comparison first",
+            )
+    prices = parse_prices(args.price)
+    with jax_started(cache=False):
+        found = compare(lambda name: assembled(args, instance=name), prices=prices, progress=say)
+    data: dict[str, Any] = {
+        "experiment": args.experiment,
+        "instance": _ANY,
+        "compared": [row.to_json() for row in found],
+    }
+    return CommandResult(data, _compare_text(found), 0)
+
+
+def _compare_text(found: tuple[Compared, ...]) -> str:
+    lines = ["each machine as its own rule uses it, cheapest tokens first:", ""]
+    for row in found:
+        if row.prediction is None:
+            continue
+        usd = row.usd_per_million_tokens
+        cost = "no price (--price)" if usd is None else f"{usd:.4f} USD/M tokens"
+        p = row.prediction
+        devices = 1e6 * row.devices / p.tokens_per_second
+        lines += _table(
+            [
+                (
+                    row.instance.ljust(28),
+                    cost,
+                    f"{devices:,.1f} device-s/M tokens",
+                    f"{p.step_seconds:.3g} s a step, MFU {p.mfu_noncausal:.1%}, "
+                    f"{p.memory.total / _GIB:.1f} GiB",
+                )
+            ]
+        )
+    missing = [(row.instance, row.reason) for row in found if row.prediction is None]
+    if missing:
+        lines += ["", "not possible:", rows(missing)]
+    return "\n".join(lines)
+
+
+def _table(cells: list[tuple[str, ...]]) -> list[str]:
+    """Returns rows whose columns are aligned."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]

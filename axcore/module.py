@@ -102,7 +102,7 @@ class ParameterSpec:
             return self.initializer(key, self)
         valid = dataclasses.replace(self, shape=self.valid_shape, padding=())
         value = self.initializer(key, valid)
-        zero = jnp.zeros((), value.dtype)
+        zero = _jax.numpy.zeros((), value.dtype)
         return jax.lax.pad(value, zero, [(0, pad, 0) for pad in self.padding])
 
     def stacked(self, num_layers: int) -> ParameterSpec:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,6 +38,7 @@ __all__ = [
     "Operand",
     "ambient_target",
     "dispatch",
+    "kv_repeats",
     "local_implementation",
     "record_choices",
     "reference",
@@ -299,6 +301,30 @@ def select(call: OpCall, forced: str | None = None) -> KernelChoice:
             else f"--set ops.{call.op}.fallback=allow accepts the XLA reference"
         ),
     )
+
+
+def kv_repeats(num_heads: int, num_kv_heads: int) -> int:
+    """How often each key/value head must stand in attention, so that heads can be split evenly.
+
+    Kernels see one device. Where heads are split over more devices than there are key/value heads,
+    each must stand on several; XLA's own partitioning of the reference needs no copies.
+
+    Args:
+        num_heads: Query heads.
+        num_kv_heads: Key/value heads, a divisor of those.
+
+    Returns:
+        1 unless the target lists kernels, the rules split both alike, and copies let them.
+    """
+    target = ambient_target()
+    if target is None or _acceptable("attention", target) == (REFERENCE,):
+        return 1
+    over = sharded_axes(target, "heads")
+    parts = _num_shards(target, over)
+    if num_kv_heads == 1 or over != sharded_axes(target, "kv_heads"):
+        return 1
+    times = parts // math.gcd(parts, num_kv_heads)
+    return times if num_heads % (num_kv_heads * times) == 0 else 1
 
 
 def local_implementation(op: str) -> str | None:

@@ -130,3 +130,40 @@ def test_masks_import_no_jax():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "False"
+
+
+blocks = st.tuples(st.integers(0, 9), st.integers(1, 4)).map(lambda b: np.arange(b[0], sum(b)))
+ids = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+
+
+@given(masks, blocks, blocks)
+def test_a_block_that_is_not_reached_holds_no_visible_pair(mask, q, kv):
+    seen = mask.dense(q, kv).any()
+    assert mask.reaches((q[0], q[-1]), (kv[0], kv[-1])) or not seen
+
+
+@given(ids, ids)
+def test_segments_reach_where_their_ids_overlap(q, kv):
+    arrays = MaskArrays(q_segment_ids=np.array([q]), kv_segment_ids=np.array([kv]))
+    seen = SegmentIds().dense(np.arange(len(q)), np.arange(len(kv)), arrays).any()
+    reached = SegmentIds().reaches((0, len(q)), (0, len(kv)), arrays)
+    assert reached or not seen
+    # Packing numbers the segments of a row in order: then a gap between the ids is seen.
+    if max(q) < min(i or 9 for i in kv):
+        assert not reached
+
+
+@pytest.mark.parametrize(
+    ("mask", "kv", "reached"),
+    [
+        (TracedWindow(), (0, 3), False),
+        (TracedWindow(), (4, 7), True),
+        (PrefixLM(), (9, 12), True),
+        (PrefixLM(), (10, 12), False),
+    ],
+)
+def test_arrays_tell_what_is_reached(mask, kv, reached):
+    arrays = MaskArrays(window=np.int32(2), prefix_lengths=np.array([3, 10]))
+    assert (
+        bool(mask.reaches((8, 9) if mask.needs == ("window",) else (6, 8), kv, arrays)) == reached
+    )

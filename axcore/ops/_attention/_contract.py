@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from axcore.errors import OpError
-from axcore.ops._select import Operand, dispatch
+from axcore.ops._select import Operand, dispatch, kv_repeats
 from axcore.ops.masks import Causal, Mask, MaskArrays
 
 __all__ = ["DenseKV", "KVView", "attention"]
@@ -146,6 +146,8 @@ def attention(
     if logit_scale is None:
         logit_scale = float(q.shape[-1]) ** -0.5
     traced_scale = None if isinstance(logit_scale, int | float) else logit_scale
+    if view is None and (times := kv_repeats(q.shape[2], k.shape[2])) > 1:
+        k, v = (jnp.repeat(x, times, axis=2) for x in (k, v))
     # Kernels get keys whole, unless they communicate along seq: then as they lie, like queries.
     keys = "seq" if view is None and q.shape[1] == k.shape[1] else None
     kv_axes = ("batch", None, "kv_heads", "head_dim")

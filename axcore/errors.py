@@ -4,8 +4,8 @@ Every error a user can meet derives from :class:`AxcoreError`. The command line 
 ``error: MESSAGE [CODE]`` and ``hint: HINT``; a traceback appears only with ``--debug``.
 
 Codes are stable: AX1xx config, AX2xx plugins, AX3xx modules, AX4xx ops, AX45x sharding,
-AX48x compiling without a device, AX5xx data, AX6xx checkpoints, AX7xx training, AX8xx command line
-and inference.
+AX48x compiling without a device, AX49x predicted step times, AX5xx data, AX6xx checkpoints, AX7xx
+training, AX8xx command line and inference.
 """
 
 from __future__ import annotations

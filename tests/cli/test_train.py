@@ -27,6 +27,16 @@ def test_the_document_has_the_keys_of_the_contract(trained):
     assert json.loads((trained.out / "report.json").read_text())["loss"] == report["loss"]
 
 
+def test_both_mfus_are_reported_and_printed_with_tokens_per_second_of_a_device(trained):
+    report = trained.done.json
+    assert 0 < report["mfu"]["causal"] < report["mfu"]["noncausal"]
+    assert report["tokens_per_second_per_device"] == report["tokens_per_second"]  # one device
+    assert report["predicted_step_seconds"] > 0 and report["bound_by"]
+    speed = next(line for line in command._text(report).splitlines() if "tokens/s" in line)
+    for part in ("per device", "% (causal)", "% (noncausal)", f"by {report['bound_by']}"):
+        assert part in speed
+
+
 def test_everything_is_under_one_directory(trained):
     names = {p.name for p in trained.out.iterdir()}
     assert names >= {"config.txt", "checkpoints", "tokenizer", "metrics.jsonl", "report.json"}

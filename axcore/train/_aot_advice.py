@@ -196,16 +196,16 @@ def _fold_data(cfg: Trainer.Config, instance: Instance) -> tuple[str, ...]:
 
 
 def _accumulation(cfg: Trainer.Config, instance: Instance, base: Tried) -> int | None:
-    """Returns the fewest more microbatches that should fit, or as many as there can be."""
+    """Returns how many microbatches should fit, doubling; else as many as there can be."""
     batch, now = cfg.batch_size, cfg.accumulation_steps
     best: int | None = None
-    for steps in range(now * 2, batch + 1):
-        if batch % steps:
-            continue
+    steps = now
+    while batch % (steps * 2) == 0:
+        steps *= 2
         try:
             estimate = _estimate(_changed(cfg, (f"accumulation_steps={steps}",)), instance)
         except AxcoreError:
-            continue
+            break  # rows no longer divide over the devices
         best = steps
         if base.scaled(estimate) <= base.limit_bytes:
             break

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from axcore._files import atomic_write
 from axcore.errors import AotError
@@ -116,7 +120,8 @@ def _compile(
 ) -> CompileResult:
     start = time.perf_counter()
     try:
-        step = lowered.compile(options)
+        with _programs_not_kept():
+            step = lowered.compile(options)
     except Exception as error:
         refused = compiler.out_of_memory(error)
         if refused is None:
@@ -140,6 +145,26 @@ def _compile(
         compile_seconds=step.compile_seconds,
         peak_rss_bytes=_peak_rss_bytes(),
     )
+
+
+@contextlib.contextmanager
+def _programs_not_kept() -> Iterator[None]:
+    """Leaves JAX's cache of compiled programs alone.
+
+    It cannot read back what was compiled without a device, and would make the time a lie.
+    """
+    settings: Any = jax.config  # its attributes are made at run time
+    former = settings.jax_enable_compilation_cache
+    if not (former and settings.jax_compilation_cache_dir):
+        yield
+        return
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX remembers whether it was on
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", former)
+        compilation_cache.reset_cache()
 
 
 def _peak_rss_bytes() -> int | None:

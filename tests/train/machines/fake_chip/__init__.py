@@ -1,0 +1,1 @@
+"""Machines that are nowhere, and their compiler: XLA for the CPU under another name."""

@@ -160,8 +160,8 @@ class ProgramTarget:
         mesh = None
         if self.mesh is not None:
             # An abstract mesh, for tracing alone, has no devices.
-            found = getattr(self.mesh, "devices", None)
-            devices = "" if found is None else ",".join(str(d.id) for d in found.flat)
+            found = self.mesh.devices.flat if isinstance(self.mesh, Mesh) else ()
+            devices = ",".join(str(d.id) for d in found)
             mesh = f"{tuple(self.mesh.shape.items())}:{self.mesh.axis_types}:{devices}"
         # Sorted: mappings are equal in any order.
         mappings = [vars(self.rules)[n] for n in sorted(vars(self.rules))]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from axcore import ops
-from axcore.layers import BaseAttention, CrossAttention, FeedForward
+from axcore.layers import BaseAttention, CrossAttention, FeedForward, PipelinedTransformer
 from axcore.layers.roles import BaseNorm, BaseTransformerLayer
 from axcore.layers.stack import BaseStack
 from axcore.module import Module, ParameterSpec, flatten_specs
@@ -68,12 +68,15 @@ class StackValues:
         num_layers: How many it stands for.
         remat: The stack's policy.
         values: Activations of one layer.
+        pipeline: Microbatches and repeats of a stack that runs as a pipeline where there are
+            stages; None for another.
     """
 
     path: str
     num_layers: int
     remat: Remat
     values: tuple[Value, ...]
+    pipeline: tuple[int, int] | None = None
 
 
 def kept(value: Value, remat: Remat) -> Kept:
@@ -110,7 +113,11 @@ def stack_values(model: Module, attention: Literal["kernel", "reference"]) -> li
             if isinstance(layer, BaseTransformerLayer):
                 count = len(layer.layers) if isinstance(layer.layers, range) else 1
                 values = tuple(_layer_values(layer, attention))
-                found.append(StackValues(f"{path}/{name}", count, stack.cfg.remat, values))
+                pipeline = None
+                if isinstance(stack, PipelinedTransformer):
+                    pipeline = (stack.cfg.num_microbatches, stack.cfg.num_repeats)
+                remat = stack.cfg.remat
+                found.append(StackValues(f"{path}/{name}", count, remat, values, pipeline))
     return found
 
 

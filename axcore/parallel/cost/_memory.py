@@ -28,6 +28,7 @@ from axcore.parallel.cost._model import built
 from axcore.parallel.mesh import MeshShape
 from axcore.parallel.rules import RuleTable, ShardingRules
 from axcore.parallel.sharding import partition_spec
+from axcore.pipelining import PipelineSchedule
 
 __all__ = [
     "DeviceBytes",
@@ -242,11 +243,30 @@ class Microbatch:
             where = kept(value, stack.remat)
             if where == "recomputed" or (value.dims[-1] == -1 and not keeps_weights):
                 continue
-            size = stack.num_layers * self.value(stack, value)
+            size = round(stack.num_layers * self.value(stack, value) * self._staged(stack)[0])
             if where == "host":
                 self.host += size
             else:
                 self.by_name[value.name] = self.by_name.get(value.name, 0) + size
+
+    def _staged(self, stack: StackValues) -> tuple[float, float]:
+        """What a pipeline makes of one device's rows in all layers.
+
+        Returns:
+            The share of their values that is kept, idle ticks included, and the share of the rows
+            that a stage works on at a time.
+        """
+        if stack.pipeline is None:
+            return 1.0, 1.0
+        microbatches, repeats = stack.pipeline
+        axes = self.whole.tables["param"].alternatives("layers")[0]
+        stages = math.prod(self.whole.mesh.shape.get(axis, 1) for axis in axes)
+        batch = self.whole.tables["activation"].alternatives("batch")[0]
+        # Rows may be split over the stages' devices outside of the layers; inside they are not.
+        inside = stages if set(axes) <= set(batch) else 1
+        ticks = PipelineSchedule(stages, microbatches, repeats).num_ticks
+        busy = microbatches * repeats
+        return inside / stages * ticks / busy, inside / microbatches
 
     def value(self, stack: StackValues, value: Value) -> int:
         """Returns the bytes of a value of one layer."""
@@ -279,18 +299,22 @@ class Microbatch:
                 continue
             once = value.product == "none"
             size = self.value(stack, dataclasses.replace(value, copies=1.0) if once else value)
+            size = round(size * self._staged(stack)[1])
             sizes.append(size)
             remade += size if kept(value, stack.remat) != "device" else 0
         gradients = sum(sorted(sizes)[-2:])
-        gathered = largest = 0
+        gathered = largest = copied = 0
+        repeats = stack.pipeline[1] if stack.pipeline else 1
         for path, spec in flat.items():
             if path.startswith(stack.path + "/"):
+                # A stage of several groups of layers picks them from a copy of its parameters.
+                copied += repeats * self.whole.spec("param", spec, path) if repeats > 1 else 0
                 full = self._gathered(path, spec, self._compute_dtype(path))
                 mine = self.whole.spec("param", spec, path, dtype=self._compute_dtype(path))
                 if full > mine // stack.num_layers:
                     gathered += full
                 largest = max(largest, full)
-        return remade + gradients + gathered + largest
+        return remade + gradients + gathered + largest + copied
 
     def loss_workspace(self, flat: Mapping[str, Any]) -> int:
         """Float32 logits of a chunk and their gradient, the gathered head and its gradient."""

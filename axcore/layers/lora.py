@@ -87,6 +87,7 @@ class LowRankAdapter(Layer, BaseDotGeneral):
         )
         self.base = self._add_child("base", cfg.base, BaseDotGeneral)
         self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
+        self._stored_shape = self.base.stored_weight(weight).shape
 
     @property
     def scale(self) -> float:
@@ -134,7 +135,7 @@ class LowRankAdapter(Layer, BaseDotGeneral):
 
     def _check(self, weight: jax.Array, dimension_numbers: DimensionNumbers) -> None:
         (_, contracted), (_, batch) = dimension_numbers
-        shape = (*self._in, *self._out)
+        shape = self._stored_shape
         wanted = tuple(range(len(self._in)))
         if weight.shape != shape or tuple(contracted) != wanted or tuple(batch):
             raise ModuleError(

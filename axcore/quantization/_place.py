@@ -52,7 +52,7 @@ def find_sites(model: Module) -> dict[str, Site]:
     modules = dict(model.walk())
     sites: dict[str, Site] = {}
     for path, module in modules.items():
-        if not isinstance(module, DotGeneral):
+        if not isinstance(module, DotGeneral) or not path:
             continue
         outer = path
         while isinstance(modules.get(_parent(outer)), BaseDotGeneral):

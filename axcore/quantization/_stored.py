@@ -3,6 +3,9 @@
 The layer keeps its ``weight`` at its path, in the stored dtype, and its product holds the scale:
 ``decoder/layer/0/feed_forward/up/weight`` int8 and ``.../up/dot/scale`` float32. Such weights are
 state: no learner touches them, and an adapter (:class:`axcore.layers.LoRA`) may train beside them.
+
+Two neighbours along the last input dim share a byte of an int4 weight. (Arrays of ``jnp.int4``
+would do without packing, but JAX 0.10's compiled calls refuse them for their layout.)
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from axcore.ops.dot_general import DimensionNumbers
 from axcore.quantization._products import contract, labels
 from axcore.quantization._values import Operand, Quantized, quantize
 
-__all__ = ["StoredDot", "group_size", "quantize_weight"]
+__all__ = ["StoredDot", "group_size", "pack_int4", "quantize_weight", "unpack_int4"]
 
 StoredDtype = Literal["int8", "int4", "float8_e4m3fn", "float8_e5m2"]
 
@@ -75,6 +78,14 @@ class StoredDot(DotGeneral):
         weight = _weight_of(self)
         num_in = len(weight.fan_in_dims)
         self._in, self._out = weight.shape[:num_in], weight.shape[num_in:]
+        if cfg.dtype == "int4" and self._in[-1] % 2:
+            raise ConfigError(
+                f"two int4 values share a byte, and the weight {weight.shape} has an odd number of "
+                f"inputs, {self._in[-1]}",
+                code="AX436",
+                where=where,
+                hint="leave this layer out with exclude=, or store it as int8",
+            )
         shape, axes = self._out, weight.axes[num_in:]
         self.group: int | None = None
         if cfg.group is not None:
@@ -100,8 +111,17 @@ class StoredDot(DotGeneral):
     @no_context
     def stored_weight(self, spec: ParameterSpec) -> ParameterSpec:
         """Returns the spec in the stored dtype: no parameter, but state."""
+        shape, dtype = spec.shape, self.cfg.dtype
+        if dtype == "int4":
+            last = len(spec.fan_in_dims) - 1
+            shape, dtype = (*shape[:last], shape[last] // 2, *shape[last + 1 :]), "uint8"
         return dataclasses.replace(
-            spec, dtype=self.cfg.dtype, initializer=Zeros(), kind="state", weight_decay=False
+            spec,
+            shape=shape,
+            dtype=dtype,
+            initializer=Zeros(),
+            kind="state",
+            weight_decay=False,
         )
 
     def forward(
@@ -120,13 +140,15 @@ class StoredDot(DotGeneral):
         """
         ctx = current_context()
         assert ctx is not None
-        if rhs.dtype != jnp.dtype(self.cfg.dtype):
+        packed = self.cfg.dtype == "int4"
+        if rhs.dtype != jnp.dtype("uint8" if packed else self.cfg.dtype):
             raise ModuleError(
-                f"the weight is {rhs.dtype}, expected {self.cfg.dtype}",
+                f"the weight is {rhs.dtype}, expected one stored as {self.cfg.dtype}",
                 code="AX436",
                 where=self.path,
                 hint="convert the model with `axcore quantize`",
             )
+        rhs = unpack_int4(rhs, len(self._in) - 1) if packed else rhs
         dtype = lhs.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
         scale = ctx.state["scale"]
         if self.cfg.activations is None:
@@ -152,15 +174,8 @@ class StoredDot(DotGeneral):
         shared = tuple(dimension_numbers[0][0])
         amax = ctx.state["activation_amax"] if self.cfg.static else None
         a = quantize(lhs, Operand(self.cfg.activations), shared, amax=amax)
-        values = rhs.astype(jnp.int8) if self.cfg.dtype == "int4" else rhs
-        b = Quantized(values, scale.reshape((1,) * len(self._in) + self._out))
+        b = Quantized(rhs, scale.reshape((1,) * len(self._in) + self._out))
         return contract(a, lhs_dims, b, rhs_dims, out).astype(dtype)
-
-    def widen(self, weight: jax.Array) -> jax.Array:
-        """Returns the stored weight in float32."""
-        ctx = current_context()
-        assert ctx is not None
-        return self._widened(weight, ctx.state["scale"])
 
     def _widened(self, weight: jax.Array, scale: jax.Array) -> jax.Array:
         weight = weight.astype(jnp.float32)
@@ -190,19 +205,43 @@ def quantize_weight(
         group: Elements of the last input dim that share a scale; None: one scale per output.
 
     Returns:
-        The weight in ``dtype``, and scales (*out), or (*in[:-1], groups, *out).
+        The weight as it is stored, and scales (*out), or (*in[:-1], groups, *out).
     """
     weight = weight.astype(jnp.float32)
     how = Operand(dtype)
     if group is None:
         q = quantize(weight, how, tuple(range(num_in)))
         scale = q.scale.reshape(weight.shape[num_in:])
-        return Quantized(q.values.astype(dtype), scale)
+        return Quantized(_packed(q.values, num_in - 1, dtype), scale)
     size = group_size(weight.shape[num_in - 1], group)
     lead = (*weight.shape[: num_in - 1], weight.shape[num_in - 1] // size)
     q = quantize(weight.reshape(*lead, size, *weight.shape[num_in:]), how, (num_in,))
-    values = q.values.reshape(weight.shape).astype(dtype)
+    values = _packed(q.values.reshape(weight.shape), num_in - 1, dtype)
     return Quantized(values, jnp.squeeze(q.scale, num_in))
+
+
+def _packed(values: jax.Array, dim: int, dtype: str) -> jax.Array:
+    return pack_int4(values, dim) if dtype == "int4" else values
+
+
+def pack_int4(values: jax.Array, dim: int) -> jax.Array:
+    """Returns uint8 with neighbours along ``dim`` in a byte, the first in its low half.
+
+    Args:
+        values: int8 from -8 to 7; an even number of them along ``dim``.
+        dim: The dim that shrinks to a half.
+    """
+    bits = values.astype(jnp.uint8) & 15
+    low, high = (jax.lax.slice_in_dim(bits, n, None, stride=2, axis=dim) for n in (0, 1))
+    return low | (high << 4)
+
+
+def unpack_int4(packed: jax.Array, dim: int) -> jax.Array:
+    """Returns the int8 values of :func:`pack_int4`."""
+    # The sign is the fourth bit.
+    low, high = (((half ^ 8).astype(jnp.int8) - 8) for half in (packed & 15, packed >> 4))
+    shape = (*packed.shape[:dim], 2 * packed.shape[dim], *packed.shape[dim + 1 :])
+    return jnp.stack([low, high], axis=dim + 1).reshape(shape)
 
 
 def _weight_of(dot: Module) -> ParameterSpec:

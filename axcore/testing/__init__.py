@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from ._kernels import KernelConformance as KernelConformance
     from ._layers import LayerConformance as LayerConformance
     from ._plugins import PluginConformance as PluginConformance
+    from ._quantization import QuantizationConformance as QuantizationConformance
 
 _PUBLIC = {
     "KernelCase": "_kernels",
     "KernelConformance": "_kernels",
     "LayerConformance": "_layers",
     "PluginConformance": "_plugins",
+    "QuantizationConformance": "_quantization",
     "check_cached_decode": "_decoding",
     "write_distribution": "_distributions",
 }
@@ -38,6 +40,7 @@ __all__ = [  # noqa: RUF022
     "KernelConformance",
     "KernelCase",
     "LayerConformance",
+    "QuantizationConformance",
     "check_cached_decode",
     "write_distribution",
 ]

@@ -13,6 +13,7 @@ from axcore.quantization._dots import (
     Int8Dot,
     MxFp8Dot,
     QuantizedDot,
+    is_recipe_state,
 )
 from axcore.quantization._instance import check_instance, is_quantized
 from axcore.quantization._kv_cache import QuantizedKVCache
@@ -92,6 +93,7 @@ __all__ = [
     "int8_static",
     "int8_weights",
     "is_quantized",
+    "is_recipe_state",
     "largest",
     "quantize",
     "quantize_blocks",

@@ -21,9 +21,23 @@ from axcore.ops.dot_general import DimensionNumbers
 from axcore.quantization._products import Plan, quantized_product
 from axcore.quantization._values import Operand
 
-__all__ = ["DelayedFp8Dot", "Fp8Dot", "Int4Dot", "Int8Dot", "MxFp8Dot", "QuantizedDot"]
+__all__ = [
+    "DelayedFp8Dot",
+    "Fp8Dot",
+    "Int4Dot",
+    "Int8Dot",
+    "MxFp8Dot",
+    "QuantizedDot",
+    "is_recipe_state",
+]
 
+_HISTORIES = ("lhs_amax", "rhs_amax")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+def is_recipe_state(path: str) -> bool:
+    """Whether a state path is of what a training recipe remembers, which other models can miss."""
+    return path.rsplit("/", 1)[-1] in _HISTORIES
 
 
 class QuantizedDot(DotGeneral):
@@ -192,7 +206,7 @@ class DelayedFp8Dot(QuantizedDot):
             grad=Operand(cfg.grad_dtype, "tensor"),
             precision=cfg.precision,
         )
-        for name in ("lhs_amax", "rhs_amax"):
+        for name in _HISTORIES:
             self._add_parameter(
                 name,
                 ParameterSpec(

@@ -12,6 +12,7 @@ import numpy as np
 
 from axcore.checkpoint import BaseCheckpointer, stack_form
 from axcore.errors import CheckpointError
+from axcore.quantization import is_recipe_state
 from axcore.train._paths import flatten, unflatten
 from axcore.train.rundir import RunDir
 
@@ -47,6 +48,7 @@ class InitialWeights:
             )
         self.step = found
         self.fresh: tuple[str, ...] = ()  # parameters that are not there, and start anew
+        self.dropped: tuple[str, ...] = ()  # state of its quantization recipe, of no use here
 
     def check(self, wanted: Any, optional: Collection[str] = ()) -> None:
         """Compares shapes, before anything is read or written.
@@ -74,8 +76,11 @@ class InitialWeights:
             have, want = stored[recipe.sources[0].path].dtype, target[path].dtype
             if have != want and not (_is_float(have) and _is_float(want)):
                 differences.append(f"{_name(path)} is {have} there, {want} here")
+        self.dropped = tuple(_name(p) for p in found.unexpected if is_recipe_state(p))
         differences += [
-            f"{_name(path)} {list(stored[path].shape)} is there only" for path in found.unexpected
+            f"{_name(path)} {list(stored[path].shape)} is there only"
+            for path in found.unexpected
+            if _name(path) not in self.dropped
         ]
         if differences:
             more = len(differences) - 10

@@ -325,10 +325,13 @@ class _Run:
             "directory": str(weights.run.root),
             "step": weights.step,
             "initialized": list(weights.fresh),
+            "dropped": list(weights.dropped),
         }
         _log.info("starting with the parameters of %s", weights.run.root)
         if weights.fresh:
             _log.info("not there, and so initialized: %s", ", ".join(weights.fresh))
+        if weights.dropped:
+            _log.info("state of its recipe, and so dropped: %s", ", ".join(weights.dropped))
         return self.program.initial_state(params)
 
     def _open(self, step: int) -> None:

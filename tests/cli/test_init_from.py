@@ -24,7 +24,7 @@ def test_a_run_starts_with_the_parameters_of_another(train, trained, tmp_path):
     # At a rate of zero the only step changes nothing.
     assert same(load_model(tmp_path / "run").state, load_model(trained.out).state)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    said = {"directory": str(trained.out), "step": 3, "initialized": []}
+    said = {"directory": str(trained.out), "step": 3, "initialized": [], "dropped": []}
     assert report["init_from"] == said
 
 

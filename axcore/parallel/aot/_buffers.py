@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,7 +70,7 @@ def largest_buffers(program: Program, limit: int = 10) -> tuple[Buffer, ...]:
             name = ""  # not a scope: what the compiler calls a value of its own
         path, phase = module_path(name)
         op = name.rpartition("/")[2] or instruction.opcode
-        for shape, size in instruction.arrays:
+        for shape, size in _made(program.computations[computation], instruction):
             key = (kind, path, shape, phase)
             known = found.get(key)
             count = 1 if known is None else known.count + 1
@@ -82,15 +83,34 @@ def largest_buffers(program: Program, limit: int = 10) -> tuple[Buffer, ...]:
     return tuple(sorted(kept, key=lambda b: (-b.bytes, b.path, b.shape, b.kind, b.phase))[:limit])
 
 
+def _made(inside: Mapping[str, Instruction], instruction: Instruction) -> list[tuple[str, int]]:
+    """Returns the arrays that an instruction brings into being."""
+    arrays = list(instruction.arrays)
+    if instruction.opcode.endswith("-start"):
+        return sorted(arrays, key=lambda a: a[1])[-1:]  # what goes in is among them
+    if not _is_update(instruction):
+        return arrays
+    # In place, of what an update before it has returned: no memory of its own.
+    updated = {
+        shape
+        for name in instruction.operands
+        if name in inside and _is_update(inside[name])
+        for shape, _ in inside[name].arrays
+    }
+    return [array for array in arrays if array[0] not in updated]
+
+
+def _is_update(instruction: Instruction) -> bool:
+    return "dynamic-update-slice" in f"{instruction.opcode} {instruction.name}".replace("_", "-")
+
+
 def _written(program: Program, computation: str, instruction: Instruction) -> Instruction:
     """Returns what an update in place writes: it tells more than the update's own name.
 
     What a loop keeps of each trip is one part of a larger array.
     """
-    if "dynamic-update-slice" not in f"{instruction.opcode} {instruction.name}":
-        return instruction
     arrays = instruction.arrays
-    if len(arrays) != 1:
+    if not _is_update(instruction) or len(arrays) != 1:
         return instruction
     whole = arrays[0][1]
     inside = program.computations[computation]

@@ -27,7 +27,10 @@ _EXPLICIT = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+_PAIR = re.compile(r"\{(\d+,\d+)\}")
 _UNKNOWN = "unknown"
+# A device with itself.
+_NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,14 @@ def find_collectives(program: Program, mesh: Mapping[str, int]) -> tuple[Collect
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _KINDS:
             continue
-        group = _group(instruction, mesh)
+        pairs = _PAIRS.search(instruction.attributes)
+        if pairs is not None:
+            group, axes = None, _axes_of_pairs(pairs[1], mesh)
+        else:
+            group = _group(instruction, mesh)
+            axes = _axes(group, mesh)
         size = _payload(program, computation, instruction, kind, 1 if group is None else len(group))
-        total = sums.setdefault((kind, _axes(group, mesh)), [0, 0])
+        total = sums.setdefault((kind, axes), [0, 0])
         total[0] += times
         total[1] += times * size
     found = [Collective(*key, *total) for key, total in sums.items()]
@@ -91,9 +99,6 @@ def _group(instruction: Instruction, mesh: Mapping[str, int]) -> list[int] | Non
     """Returns the partitions of one group; all of them where none are named."""
     num = int(np.prod(list(mesh.values()))) if mesh else 1
     text = instruction.attributes
-    pairs = _PAIRS.search(text)
-    if pairs is not None:
-        return _connected(pairs.group(1))
     iota = _IOTA.search(text)
     if iota is not None:
         dims, shape, order = (_ints(part) for part in iota.groups())
@@ -123,18 +128,6 @@ def _named_group(sizes: str, axes: str) -> list[int] | None:
     return np.ravel(grid[index]).tolist()
 
 
-def _connected(pairs: str) -> list[int]:
-    """The devices that the first pair's data can come to."""
-    following = {a: b for a, b in (_ints(p) for p in re.findall(r"\{(\d+,\d+)\}", pairs))}
-    if not following:
-        return []
-    start = min(following)
-    chain = [start]
-    while following.get(chain[-1]) is not None and following[chain[-1]] not in chain:
-        chain.append(following[chain[-1]])
-    return chain
-
-
 def _axes(group: list[int] | None, mesh: Mapping[str, int]) -> str:
     """Names the mesh axes along which the members of a group differ."""
     if not group or not mesh:
@@ -144,9 +137,18 @@ def _axes(group: list[int] | None, mesh: Mapping[str, int]) -> str:
         return _UNKNOWN
     coordinates = np.unravel_index(np.array(group), shape)
     varies = [name for name, c in zip(mesh, coordinates, strict=True) if len(set(c.tolist())) > 1]
-    if not varies:
-        return _UNKNOWN if len(group) > 1 else "none"
-    return "+".join(varies)
+    return "+".join(varies) or _NONE
+
+
+def _axes_of_pairs(pairs: str, mesh: Mapping[str, int]) -> str:
+    """Names the mesh axes along which a sender and a receiver differ."""
+    ends = np.array([_ints(pair) for pair in _PAIR.findall(pairs)]).reshape(-1, 2)
+    shape = tuple(mesh.values())
+    if not len(ends) or not mesh or ends.max() >= int(np.prod(shape)):
+        return _UNKNOWN
+    senders, receivers = (np.unravel_index(ends[:, side], shape) for side in (0, 1))
+    differ = zip(mesh, senders, receivers, strict=True)
+    return "+".join(name for name, a, b in differ if (a != b).any()) or _NONE
 
 
 def _ints(text: str | None) -> list[int]:

@@ -14,8 +14,9 @@ over the fewest microbatches that fit by the memory model. ``others`` are the se
 taken; they are predicted too, at the fitted efficiency.
 
 **Fit.** One number per kind: the share of the peak that products reach, by least squares of the
-logarithm of seconds. Leave-one-out: each row predicted at the efficiency of the others of its kind.
-A kind with one row has none.
+logarithm of seconds, on the rows of dense models. Leave-one-out: each row predicted at the
+efficiency of the others of its kind. Rows of mixtures of experts are predicted at the dense rows'
+number, and at the instance's own where there are none.
 
 **Not seen by the model**: see ``docs/cost.md``.
 """
@@ -55,6 +56,8 @@ class Row:
         mesh: Setting taken.
         seq_len: Tokens per row.
         others: Settings that were not taken.
+        is_fitted: Whether it takes part in the fit. A mixture of experts does not: it is predicted
+            at the number of the dense rows, since its efficiency is another quantity.
     """
 
     experiment: str
@@ -64,6 +67,7 @@ class Row:
     mesh: Mapping[str, int] = field(hash=False)
     seq_len: int = 4096
     others: tuple[Mapping[str, int], ...] = field(default=(), hash=False)
+    is_fitted: bool = True
 
     @property
     def name(self) -> str:
@@ -84,9 +88,9 @@ ROWS = (
     Row("fuji-70B-v2", "tpu-v5p-1024", 11.6, 68.0, {"fsdp": -1}),
     Row("fuji-7B-v2", "neuron-trn2.48xlarge-64", 1.2, 24.2, {"fsdp": -1, "model": 4}),
     Row("fuji-70B-v2", "neuron-trn2.48xlarge-64", 11.2, 25.0, {"fsdp": -1, "model": 4}),
-    # Settings not published anywhere: fully sharded, experts within a host or as wide as they go.
-    Row("qwen3-30B-A3B", "tpu-v5p-1024", 12.9, 31.6, {"fsdp": -1}, 16384),
-    Row("qwen3-30B-A3B", "gpu-b200-512", 4.3, 19.2, {"expert": 8, "fsdp": -1}, 16384),
+    # Settings not published anywhere: fully sharded is assumed.
+    Row("qwen3-30B-A3B", "tpu-v5p-1024", 12.9, 31.6, {"fsdp": -1}, 16384, is_fitted=False),
+    Row("qwen3-30B-A3B", "gpu-b200-512", 4.3, 19.2, {"fsdp": -1}, 16384, is_fitted=False),
 )
 
 # Published MFU in percent at the fewest and the most chips; the settings are not published.
@@ -165,7 +169,8 @@ class Fitted:
         row: The row.
         kind: Hardware kind.
         prediction: At the efficiency of all rows of the kind.
-        left_out: Seconds at the efficiency of the others; None where there are none.
+        left_out: Seconds at the efficiency of the others, or of the instance for a row that is not
+            fitted; None where there are none.
         others: Settings that were not taken -> (seconds, leave-one-out error of this row, of the
             worst other row of the kind), had the row used them.
         microbatches: How many were taken.
@@ -203,12 +208,15 @@ def calibrate(rows: Iterable[Row] = ROWS) -> tuple[list[Fitted], dict[str, str]]
     kinds = {row: model.instance.family for row, model in models.items()}
     fitted: list[Fitted] = []
     for row, model in models.items():
-        alike = [r for r in models if kinds[r] == kinds[row]]
-        efficiency = fit((models[r], r.seconds) for r in alike)
+        alike = [r for r in models if kinds[r] == kinds[row] and r.is_fitted]
+        own = model.instance.matmul_efficiency
+        efficiency = fit((models[r], r.seconds) for r in alike) if alike else own
         rest = [r for r in alike if r is not row]
         left = None
         if rest:
             left = model.at(fit((models[r], r.seconds) for r in rest)).step_seconds
+        elif not row.is_fitted:
+            left = model.at(efficiency).step_seconds
         others: dict[str, tuple[float, float | None, float | None]] = {}
         for mesh in row.others:
             instead = _model(row, mesh)
@@ -301,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
             write("\n")
     for name, reason in skipped.items():
         write(f"skipped {name}: {reason}\n")
-    errors = [abs(f.error) for f in fitted if f.error is not None]
+    errors = [abs(f.error) for f in fitted if f.error is not None and f.row.is_fitted]
     if errors:
         write(f"leave-one-out error: largest {100 * max(errors):.1f} %, ")
         write(f"mean {100 * sum(errors) / len(errors):.1f} %\n")

@@ -3,6 +3,10 @@
 A rule states what its hardware prefers, best first; from the traits of a model follow the mesh,
 what is recomputed and the number of microbatches. It is a rule of thumb, made for a first run
 without a search: ``axcore aot`` tells what really fits.
+
+It is coarser than :func:`axcore.parallel.cost.memory_estimate`, which builds the model and knows
+every parameter and site. A rule must not: it sees traits, so that it serves models that nobody has
+written yet, and it runs before the config is final. ``axcore plan`` uses the finer model.
 """
 
 from __future__ import annotations

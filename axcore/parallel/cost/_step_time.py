@@ -126,6 +126,7 @@ class _Times:
     matmul: float = 0.0
     attention: float = 0.0  # part of matmul
     memory: float = 0.0
+    unstaged: float = 0.0  # of both, what is in no stage of a pipeline: the head
     # (mesh axes, what it hides behind) -> seconds.
     collectives: dict[tuple[tuple[str, ...], str], float] = field(default_factory=dict)
 
@@ -206,9 +207,9 @@ class StepModel:
         seconds = {"matmul": matmul, "memory": memory}
         seconds |= {f"collectives {axes}": s * self.steps for axes, s in exposed.items()}
         if self.traffic.pipeline is not None:
-            # A stage waits (S - 1) / (m R) as long as it works.
-            bubble = self.traffic.pipeline.bubble
-            seconds["pipeline bubble"] = sum(seconds.values()) * bubble / (1 - bubble)
+            bubble = self.traffic.pipeline.bubble_fraction
+            staged = sum(seconds.values()) - self.steps * sum(t.unstaged for t in times.values())
+            seconds["pipeline bubble"] = staged * bubble / (1 - bubble)
         seconds["optimizer"] = self._optimizer()
         total = sum(seconds.values())
         tokens = self.cfg.batch_size * self.cfg.seq_len
@@ -245,24 +246,26 @@ class StepModel:
             times[phase].matmul += seconds
             if term.kind == "attention":
                 times[phase].attention += seconds
+            if term.kind == "head":
+                times[phase].unstaged += seconds
 
     def _parallelism(self, term: FlopTerm) -> tuple[int, float]:
         """Returns over how many devices a product is spread, and the bytes of weights on one."""
         traffic = self.traffic
-        used = set(traffic.token_axes)
-        stages = traffic.pipeline.stages if traffic.pipeline else 1
+        stages = traffic.pipeline.num_stages if traffic.pipeline else 1
         if term.kind == "attention":
             module: Any = traffic.modules[term.path]
-            heads = getattr(module.cfg, "num_heads", 1)
-            used.update(traffic.parts_of(heads, "heads"))
-            return traffic.size(used) * stages, 0.0
+            heads = traffic.parts_of(getattr(module.cfg, "num_heads", 1), "heads")
+            return traffic.size({*traffic.stage_axes, *heads}) * stages, 0.0
         owned = [(p, s) for p, s in traffic.specs.items() if p.rsplit("/", 1)[0] == term.path]
         # Of several weights (experts and their router) the largest tells.
         path, spec = max(owned, key=lambda item: math.prod(item[1].shape))
         split = traffic.split(path, spec)
-        used.update(split.kept, split.experts)
+        staged = traffic.is_staged(spec)
+        stages = stages if staged else 1
+        tokens = traffic.stage_axes if staged else traffic.token_axes
+        used = {*tokens, *split.kept, *split.experts}
         item = jnp.dtype(getattr(traffic.modules.get(term.path), "compute_dtype", spec.dtype))
-        stages = stages if spec.num_stacked else 1
         parts = traffic.size((*split.kept, *split.experts)) * stages
         return traffic.size(used) * stages, math.prod(spec.shape) * item.itemsize / parts
 
@@ -274,7 +277,11 @@ class StepModel:
         Each value of a layer crosses memory once forward, once more when it is recomputed, and
         twice backward (itself and its gradient).
         """
-        stages = self.traffic.pipeline.stages if self.traffic.pipeline else 1
+        stages = 1.0
+        if self.traffic.pipeline is not None:
+            # Values are counted with the rows that a device has outside of its stage.
+            rows_inside = self.traffic.stage_tokens / self.traffic.tokens
+            stages = self.traffic.pipeline.num_stages / rows_inside
         whole = DeviceBytes(self.mesh, self.cfg.sharding_rules)
         rows, seq_len = self.cfg.batch_size // self.steps, self.cfg.seq_len
         batch = Microbatch(whole, self.model, rows, seq_len, seq_len)
@@ -298,6 +305,7 @@ class StepModel:
                     parts = self.traffic.size(self.traffic.parts_of(vocab, "vocab"))
                     size = _LOGIT_PASSES * 4 * self.traffic.tokens * vocab / parts
                     times["backward"].memory += size / self.rates.memory_bytes
+                    times["backward"].unstaged += size / self.rates.memory_bytes
 
     def _optimizer(self) -> float:
         """Seconds to read gradients, and to read and write parameters and the optimizer's state."""

@@ -25,9 +25,10 @@ from axcore.parallel.cost._network import CollectiveKind
 from axcore.parallel.cost._recompute import projection_recompute
 from axcore.parallel.rules import RuleTable, ShardingRules
 from axcore.parallel.sharding import partition_spec
+from axcore.pipelining import PipelineSchedule
 from axcore.remat import Remat
 
-__all__ = ["Pass", "Pipeline", "Split", "Traffic", "Transfer"]
+__all__ = ["Pass", "Split", "Traffic", "Transfer"]
 
 Pass = Literal["forward", "backward"]
 
@@ -73,26 +74,6 @@ class Split:
     parts: int
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """A stack that runs as a pipeline.
-
-    Attributes:
-        stages: Parts of the stack.
-        microbatches: Parts of the batch that follow one another.
-        repeats: How often each part of the batch passes each stage.
-    """
-
-    stages: int
-    microbatches: int
-    repeats: int
-
-    @property
-    def bubble(self) -> float:
-        """Share of the time in which a stage waits: ``(S - 1) / (m R + S - 1)``."""
-        return (self.stages - 1) / (self.microbatches * self.repeats + self.stages - 1)
-
-
 class Traffic:
     """Everything that travels in one microbatch.
 
@@ -129,6 +110,11 @@ class Traffic:
         self.token_axes = self.batch_axes + self.seq_axes
         self.tokens = rows * seq_len / self.size(self.token_axes)
         self.pipeline = self._pipeline()
+        # Inside stages each device sees the rows of all stages, wherever they are outside.
+        self.stage_axes = tuple(a for a in self.token_axes if a != "pipeline")
+        if self.pipeline is None:
+            self.stage_axes = self.token_axes
+        self.stage_tokens = rows * seq_len / self.size(self.stage_axes)
         self.notes: dict[str, None] = {}
 
     def size(self, axes: Iterable[str]) -> int:
@@ -168,7 +154,7 @@ class Traffic:
             experts = next(
                 (d for d, a in zip(dims, spec.axes, strict=True) if _is_like(a, "experts")), ()
             )
-        stages = self.pipeline is not None and spec.num_stacked > 0
+        stages = self.is_staged(spec)
         used = [a for n, d in enumerate(dims) if not (stages and n < spec.num_stacked) for a in d]
         gathered = tuple(a for a in used if a not in experts and self._is_gathered(a))
         kept = tuple(a for a in used if a not in experts and a not in gathered)
@@ -178,12 +164,16 @@ class Traffic:
         # Layers over an axis without a pipeline are only stored there.
         return axis in self.token_axes or axis == "pipeline"
 
-    def _pipeline(self) -> Pipeline | None:
+    def is_staged(self, spec: ParameterSpec) -> bool:
+        """Tells whether a parameter is one of a pipeline's stages."""
+        return self.pipeline is not None and spec.num_stacked > 0
+
+    def _pipeline(self) -> PipelineSchedule | None:
         stages = self.mesh.shape.get("pipeline", 1)
         for module in self.modules.values():
             microbatches = getattr(module.cfg, "num_microbatches", None)
             if isinstance(module, BaseStack) and isinstance(microbatches, int) and stages > 1:
-                return Pipeline(stages, microbatches, getattr(module.cfg, "num_repeats", 1))
+                return PipelineSchedule(stages, microbatches, getattr(module.cfg, "num_repeats", 1))
         return None
 
     # -- parameters ------------------------------------------------------------------------
@@ -199,11 +189,11 @@ class Traffic:
         split = self.split(path, spec)
         # A stage holds and gathers its own layers only.
         layers = math.prod(spec.shape[: spec.num_stacked])
-        if self.pipeline is not None and spec.num_stacked:
-            layers = max(layers // self.pipeline.stages, 1)
-        # A stage uses its weights anew for each part of the batch.
-        is_stage = self.pipeline is not None and spec.num_stacked > 0
-        runs = layers * (self.pipeline.microbatches if self.pipeline and is_stage else 1)
+        runs = layers
+        if self.pipeline is not None and self.is_staged(spec):
+            layers = max(layers // self.pipeline.num_stages, 1)
+            # A stage uses its weights anew for each part of the batch.
+            runs = layers * self.pipeline.num_microbatches
         each = spec.shape[spec.num_stacked :]
         item = jnp.dtype(getattr(owner, "compute_dtype", spec.dtype)).itemsize
         whole = math.prod(each) * item / self.size((*split.kept, *split.experts))
@@ -219,7 +209,8 @@ class Traffic:
                     *("reduce_scatter", split.gathered, whole, runs, "backward", "compute"),
                     f"{name} gradients",
                 )
-            rest = tuple(a for a in self.token_axes if a not in (*split.gathered, *split.experts))
+            tokens = self.stage_axes if self.is_staged(spec) else self.token_axes
+            rest = tuple(a for a in tokens if a not in (*split.gathered, *split.experts))
             if rest:
                 part = whole / self.size(split.gathered)
                 yield Transfer(
@@ -256,7 +247,8 @@ class Traffic:
         copies = 1.0
         if expert_dim(spec) is not None:
             copies = experts_per_token(m for _, m in line) or 1.0
-        size = self.tokens * width * item * copies
+        tokens = self.stage_tokens if self.is_staged(spec) else self.tokens
+        size = tokens * width * item * copies
         kinds: tuple[CollectiveKind, ...] = ("all_reduce",)
         if "residual_seq" in LOGICAL_AXES:
             splits = self.activations.alternatives("residual_seq")[0]
@@ -287,7 +279,7 @@ class Traffic:
         chosen = experts_per_token(m for _, m in line) or 1.0
         width = math.prod(spec.shape[d] for d in spec.fan_out_dims)
         item = jnp.dtype(getattr(line[0][1], "compute_dtype", spec.dtype)).itemsize
-        size = self.tokens * chosen * width * item / self.size(split.kept)
+        size = self.stage_tokens * chosen * width * item / self.size(split.kept)
         remat = _remat(line)
         again = float(remat is not None and remat.enabled)  # tokens are sent to be recomputed
         for phase, count in _passes(2.0, 2.0 + again):
@@ -309,8 +301,8 @@ class Traffic:
         item = jnp.dtype(getattr(module, "compute_dtype", "float32")).itemsize
         heads = self._parts((num_heads,), ("heads",), self.activations)[0]
         shared = self._parts((kv_heads,), ("kv_heads",), self.activations)[0]
-        queries = self.tokens * num_heads * (key_dim + value_dim) * item / self.size(heads)
-        keys = self.tokens * kv_heads * (key_dim + value_dim) * item / self.size(shared)
+        queries = self.stage_tokens * num_heads * (key_dim + value_dim) * item / self.size(heads)
+        keys = self.stage_tokens * kv_heads * (key_dim + value_dim) * item / self.size(shared)
         n, axes = self.size(self.seq_axes), self.seq_axes
         how = next((k for k in self.kernels if k in ("ring", "all_to_all")), "gather")
         again = float((remat := _remat(self._line(path))) is not None and remat.enabled)
@@ -344,15 +336,15 @@ class Traffic:
             return
         width = getattr(self.model.cfg, "model_dim", 0)
         item = jnp.dtype(getattr(self.model, "compute_dtype", "float32")).itemsize
-        size = self.tokens * width * item / self.pipeline.microbatches
-        count = self.pipeline.microbatches * self.pipeline.repeats
+        size = self.stage_tokens * width * item / self.pipeline.num_microbatches
+        count = self.pipeline.num_microbatches * self.pipeline.num_repeats
         for phase, times in _passes(count, count):
             yield Transfer("permute", ("pipeline",), size, times, phase, "nothing", "stages")
 
     def _layers(self, path: str) -> int:
         counts = (m.layers for _, m in self._line(path))
         layers = math.prod(len(n) for n in counts if isinstance(n, range))
-        return max(layers // self.pipeline.stages, 1) if self.pipeline else layers
+        return max(layers // self.pipeline.num_stages, 1) if self.pipeline else layers
 
 
 def _passes(forward: float, backward: float) -> tuple[tuple[Pass, float], tuple[Pass, float]]:

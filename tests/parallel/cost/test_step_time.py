@@ -13,7 +13,7 @@ from models_for_tests import Experts, language_model, trainer
 from axcore.errors import ShardingError
 from axcore.layers import RepeatedTransformer
 from axcore.ops import DotGeneral, OpRule
-from axcore.parallel import MeshShape, ShardingRules
+from axcore.parallel import MeshShape, PipelineModifier, ShardingRules
 from axcore.parallel.cost import StepPrediction, model_flops, predict_step
 from axcore.plugins import Instance
 from axcore.remat import Remat
@@ -203,26 +203,42 @@ def test_what_does_not_fit_behind_compute_is_waited_for():
     assert found.hidden_seconds["fsdp"] == pytest.approx(compute)
 
 
-class Staged(RepeatedTransformer):
-    """A stack that says it runs as a pipeline."""
-
-    class Config(RepeatedTransformer.Config):
-        """What a pipeline states."""
-
-        num_microbatches: int = 8
-        num_repeats: int = 1
-
-
-@pytest.mark.parametrize(("microbatches", "repeats"), [(8, 1), (8, 3), (4, 1)])
-def test_the_bubble_of_a_pipeline_is_that_of_the_schedule(microbatches, repeats):
+def staged(*, split_batch: bool, microbatches: int = 8, repeats: int = 1):
+    """The model in three stages."""
     cfg = config(pipeline=3)
-    cfg.model.decoder.stack = Staged.Config(num_microbatches=microbatches, num_repeats=repeats)
-    found = predicted(cfg, chips=3)
-    work = found.step_seconds - found.seconds["optimizer"]
+    cfg.model.decoder.set(num_layers=3 * repeats, stack=RepeatedTransformer.Config())
+    modifier = PipelineModifier.Config(
+        num_microbatches=microbatches, num_repeats=repeats, split_batch=split_batch
+    )
+    return modifier.instantiate()(cfg.set(batch_size=24))
+
+
+# The vocabulary's product, on one device of the rates below.
+HEAD_SECONDS = 6 * 32 * 128 * 24 * SEQ / 0.5e14
+FAST_MEMORY = dict(chips=3, hbm_bandwidth_bytes=1e20)
+
+
+@pytest.mark.parametrize(("microbatches", "repeats"), [(8, 1), (12, 1), (6, 2)])
+def test_the_bubble_of_a_pipeline_is_that_of_the_schedule(microbatches, repeats):
+    cfg = staged(split_batch=False, microbatches=microbatches, repeats=repeats)
+    found = predicted(cfg, **FAST_MEMORY)
+    # All but the head, which every stage repeats here, waits for the pipeline to fill and empty.
+    stages = found.step_seconds - found.seconds["optimizer"] - HEAD_SECONDS
     bubble = (3 - 1) / (microbatches * repeats + 3 - 1)
-    assert found.seconds["pipeline bubble"] == pytest.approx(bubble * work)
-    width = ROWS * SEQ * SMALL["dim"] * F32
+    assert found.seconds["pipeline bubble"] == pytest.approx(bubble * stages, rel=1e-6)
+    width = 24 * SEQ * SMALL["dim"] * F32
     assert found.collective_bytes["permute", "pipeline"] == pytest.approx(2 * repeats * width)
+
+
+def test_stages_may_divide_the_rows_outside_of_them():
+    whole = predicted(staged(split_batch=False), **FAST_MEMORY)
+    split = predicted(staged(split_batch=True), **FAST_MEMORY)
+    saved = whole.seconds["matmul"] - split.seconds["matmul"]
+    assert saved == pytest.approx(HEAD_SECONDS * 2 / 3)
+    # Inside of the stages nothing changes; outside, gradients of the head and the table are summed.
+    permutes = ("permute", "pipeline")
+    assert split.collective_bytes[permutes] == whole.collective_bytes[permutes]
+    assert split.collective_bytes["all_reduce", "pipeline"] > 0
 
 
 def test_layers_over_an_axis_without_a_pipeline_are_gathered():

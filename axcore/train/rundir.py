@@ -50,6 +50,12 @@ _WATCHING = (
     "sample_prompt",
     "writers",
 )
+# How a stack runs its layers; any of them restores what another one saved.
+_STACKS = tuple(
+    f'config("axcore.layers.{name}")'
+    for name in ("StackedTransformer", "RepeatedTransformer", "PipelinedTransformer")
+)
+_STACK_FIELDS = ("num_microbatches", "num_repeats", "unroll")
 _HORIZON = "max_step"
 _LOCK = ".lock"
 _SHOWN = 10
@@ -68,11 +74,16 @@ class Change:
     def kind(self) -> str:
         """``hardware``, ``watching``, ``horizon`` or ``training``."""
         segments = self.path.split(".")
-        if segments[0] in _HARDWARE or "remat" in segments:
+        if segments[0] in _HARDWARE or "remat" in segments or self._is_of_execution(segments):
             return "hardware"
         if segments[0] in _WATCHING:
             return "watching"
         return "horizon" if self.path == _HORIZON else "training"
+
+    def _is_of_execution(self, segments: list[str]) -> bool:
+        if segments[-1] == "stack":
+            return self.old in _STACKS and self.new in _STACKS
+        return segments[-2:-1] == ["stack"] and segments[-1] in _STACK_FIELDS
 
     def __str__(self) -> str:
         if self.old is None:

@@ -13,6 +13,7 @@ import pytest
 from axcore import experiments
 from axcore.config import Config, Configurable
 from axcore.errors import TrainError
+from axcore.parallel import PipelineModifier
 from axcore.train.rundir import RunDir, text_changes
 
 
@@ -108,6 +109,16 @@ def test_hardware_and_watching_may_change(tmp_path, change, kind):
     (noted,) = run.prepare(text(**change))
     assert noted.kind == kind
     assert run.config_text == text(**change)
+
+
+def test_a_run_goes_on_as_a_pipeline(tmp_path):
+    cfg = experiments.get("tiny-lm")
+    run = RunDir(tmp_path / "run")
+    run.prepare(cfg.to_text())
+    staged = PipelineModifier.Config(num_microbatches=4).instantiate()(cfg.copy())
+    assert {c.kind for c in run.prepare(staged.to_text())} == {"hardware"}
+    staged.model.decoder.stack.set(layer_values={"scale": (1.0, 2.0)})
+    assert "layer_values" in refused(run, staged.to_text(), "AX742").message
 
 
 def test_a_run_goes_on_after_an_upgrade_that_added_a_field(tmp_path):

@@ -12,9 +12,12 @@ import numpy as np
 from axcore import experiments, functional
 from axcore.collection import OutputCollection, total_loss
 from axcore.layers import SequenceInfo
+from axcore.module import Module, ParameterSpec
 from axcore.train import Trainer
 from axlearn_moe import MoE
 
+#: Compiling takes most of the time of a test.
+IN_A_HURRY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 #: Decoder, encoder, encoder-decoder, vision transformer.
 CATALOG = ("fuji-test-v3", "bert-test", "t5-test", "vit-test")
 
@@ -84,8 +87,25 @@ def inputs(batch: int, seq: int, dim: int = 8, seed: int = 0) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), (batch, seq, dim))
 
 
+def random_params(module: Module, seed: int = 0) -> dict[str, Any]:
+    """Returns normal parameters of about the size of trained ones; states are zero."""
+    rng = np.random.default_rng(seed)
+
+    def value(spec: ParameterSpec) -> jax.Array:
+        scale = 0.0 if spec.kind == "state" else 0.4
+        return jnp.asarray(scale * rng.normal(size=spec.shape), spec.dtype)
+
+    return jax.tree.map(value, module.parameter_specs())
+
+
+def weighted(y: jax.Array, info: SequenceInfo) -> jax.Array:
+    """Returns a sum of results that treats no two alike and leaves padding out."""
+    weights = jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+    return jnp.sum(y * weights * (info.segment_ids > 0)[..., None])
+
+
 @functools.cache
-def _compiled(text: str, is_training: bool) -> Any:
+def _compiled(text: str, shape: tuple[int, ...], is_training: bool) -> Any:
     cfg = MoE.Config.from_text(text, trusted=("axlearn_moe",))
     module = cfg.instantiate(name="layer")
 
@@ -93,28 +113,21 @@ def _compiled(text: str, is_training: bool) -> Any:
         y, collection = functional(
             module, state=params, inputs=(x, info), key=jax.random.key(9), is_training=is_training
         )
-        real = (info.segment_ids > 0)[..., None]
-        weights = jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
-        # Of what has been added to padding nothing may depend on the router.
-        return jnp.sum(y * weights * real) + total_loss(collection), (y, collection)
+        return weighted(y, info) + total_loss(collection), (y, collection)
 
-    return module, jax.jit(jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True))
+    params, x = random_params(module), jnp.zeros(shape)
+    step = jax.jit(jax.value_and_grad(scalar, argnums=(0, 1), has_aux=True))
+    lowered = step.lower(params, x, sequence_info(*shape[:2]))
+    return params, lowered.compile(compiler_options=IN_A_HURRY)
 
 
 def run_layer(
-    cfg: MoE.Config,
-    x: jax.Array,
-    info: SequenceInfo,
-    params: Any = None,
-    *,
-    is_training: bool = True,
-) -> tuple[jax.Array, OutputCollection, Any, Any]:
-    """Returns output, collection, gradients of (parameters, x) and the parameters."""
-    module, run = _compiled(cfg.to_text(), is_training)
-    if params is None:
-        params = module.initialize(jax.random.key(0))
+    cfg: MoE.Config, x: jax.Array, info: SequenceInfo, *, is_training: bool = True
+) -> tuple[jax.Array, OutputCollection, Any]:
+    """Returns output, collection and gradients of (parameters, x), of random parameters."""
+    params, run = _compiled(cfg.to_text(), x.shape, is_training)
     (_, (y, collection)), grads = run(params, x, info)
-    return y, collection, grads, params
+    return y, collection, grads
 
 
 def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from models_for_moe_tests import CATALOG, small, training_step
 
 from axcore import experiments
 from axcore.collection import total_loss
@@ -12,7 +13,6 @@ from axcore.errors import ConfigError
 from axcore.layers import FeedForward
 from axcore.train.assemble import parse_modifier
 from axlearn_moe import EinsumDispatch, MoE
-from models_for_moe_tests import CATALOG, small, training_step
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -1,71 +1,30 @@
 """MoE: several experts in place of every feed-forward layer."""
-# The layer below stands in for this package's own until there is one.
+# requires: axlearn_moe:MoE
 # pyright: basic, reportMissingImports=false
 # ruff: noqa: E402, F811
 
-# %% feature
-import jax
-import jax.numpy as jnp
-
-from axcore import REQUIRED, Required
-from axcore.layers import BaseFeedForward, VarianceScaling
-
-
-class SparseFeedForward(BaseFeedForward):
-    """Sends each token to its two best experts, weighted by the router's softmax over them."""
-
-    class Config(BaseFeedForward.Config):
-        """``expert`` is made ``num_experts`` times."""
-
-        expert: Required[BaseFeedForward.Config] = REQUIRED
-        num_experts: int = 4
-
-    def __init__(self, cfg: Config, *, parent=None):
-        super().__init__(cfg, parent=parent)
-        self._add_weight(
-            "router", (cfg.input_dim, cfg.num_experts), ("embed", "experts"), VarianceScaling(),
-            fan_in_dims=(0,), fan_out_dims=(1,),
-        )  # fmt: skip
-        self._experts = [
-            self._add_child(f"expert_{i}", cfg.expert, BaseFeedForward, input_dim=cfg.input_dim)
-            for i in range(cfg.num_experts)
-        ]
-
-    def forward(self, x, info):
-        """(batch, seq, input_dim) -> (batch, seq, input_dim)."""
-        scores = x.astype("float32") @ self._param("router", "float32")
-        best, which = jax.lax.top_k(scores, 2)
-        share = jax.nn.softmax(best)
-        chosen = jax.nn.one_hot(which, self.cfg.num_experts)
-        weights = jnp.einsum("bsk,bske->bse", share, chosen).astype(x.dtype)
-        results = jnp.stack([expert(x, info) for expert in self._experts], axis=-1)
-        return jnp.einsum("bsde,bse->bsd", results, weights)
-
-
 # %% integration
 from axcore.layers import FeedForward
-
-from .feature import SparseFeedForward
+from axlearn_moe import MoE
 
 
 def integrate(cfg):
-    """Makes every feed-forward layer an expert of four."""
-    for path, expert in cfg.find(FeedForward.Config).items():
-        cfg.set_path(path, SparseFeedForward.Config(expert=expert, num_experts=4))
+    """Makes every feed-forward layer an expert of four, of which each token has two."""
+    cfg.replace(FeedForward.Config, MoE.Config(num_experts=4, top_k=2))
 
 
 # %% check
-from axcore.layers import BaseTransformerLayer, FeedForward
+import jax
 
-from .feature import SparseFeedForward
+from axcore.layers import BaseTransformerLayer, FeedForward
+from axlearn_moe import MoE
 
 
 def is_present(cfg, model):
-    """Whether every layer of the stack has experts, all of the kind that was there."""
+    """Whether every layer of the stack has experts, and no layer is dense."""
     layers = [m for _, m in model.walk() if isinstance(m, BaseTransformerLayer)]
-    routed = [m for _, m in model.walk() if isinstance(m, SparseFeedForward)]
-    experts = [m for _, m in model.walk() if isinstance(m, FeedForward)]
-    return layers and len(routed) == len(layers) and len(experts) == 4 * len(layers)
+    routed = [m for _, m in model.walk() if isinstance(m, MoE) and m.cfg.num_experts == 4]
+    return layers and len(routed) == len(layers) and not cfg.find(FeedForward.Config)
 
 
 def check(probe):
@@ -74,15 +33,15 @@ def check(probe):
     params = dict(probe.after_params)
 
     def other_router(params):
-        return probe.scaled(params, -1.0, lambda path: path.endswith("router"))
+        return probe.scaled(params, -1.0, lambda path: path.endswith("router/weight"))
 
     other = probe.logits(probe.after_model, other_router(params))
     probe.differ(other, probe.after_logits, "the router chooses between experts")
 
     def equal(tree):
-        if "expert_0" in tree:
-            same = {name: tree["expert_0"] for name in tree if name.startswith("expert_")}
-            return {**tree, **same}
+        if "experts" in tree:
+            alike = jax.tree.map(lambda x: x.at[:].set(x[0]), tree["experts"])
+            return {**tree, "experts": alike}
         return {n: equal(t) if isinstance(t, dict) else t for n, t in tree.items()}
 
     alike = equal(params)

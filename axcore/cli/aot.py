@@ -85,11 +85,16 @@ def _text(report: Mapping[str, Any]) -> str:
     lines = [f"{name}{fits} on {report['instance']} ({report['devices']} devices, {mesh})"]
     lines += ["", f"memory of one device: {_bytes(memory['total'])} needed, "
               f"{_bytes(report['hbm_limit_bytes'])} available"]  # fmt: skip
+    kinds = {**memory, "in host memory": report["host_bytes"]}
     lines.append(
-        rows([(k.replace("_", " "), _bytes(n)) for k, n in memory.items() if k != "total"])
+        rows(
+            [
+                (kind.replace("_", " "), _bytes(n))
+                for kind, n in kinds.items()
+                if kind != "total" and (n or kind in ("parameters", "optimizer"))
+            ]
+        )
     )
-    if report["host_bytes"]:
-        lines.append(rows([("in host memory", _bytes(report["host_bytes"]))]))
     if report["largest_buffers"]:
         lines += ["", "largest buffers (approximate):"]
         lines.append(rows([_buffer(b) for b in report["largest_buffers"][:_SHOWN]]))

@@ -87,6 +87,8 @@ def _made(inside: Mapping[str, Instruction], instruction: Instruction) -> list[t
     """Returns the arrays that an instruction brings into being."""
     arrays = list(instruction.arrays)
     if instruction.opcode.endswith("-start"):
+        if _is_update(instruction):
+            return []
         return sorted(arrays, key=lambda a: a[1])[-1:]  # what goes in is among them
     if not _is_update(instruction):
         return arrays

@@ -6,6 +6,7 @@ recipes.
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterable
 
 from axcore.plugins import (
@@ -68,13 +69,17 @@ def _option(name: str, key: str, value: bool | int | str, reason: str) -> Compil
     return CompilerOptionSpec(name=name, pattern="gpu-*", key=key, value=value, reason=reason)
 
 
+def _pipelined_all_gather() -> tuple[str, bool | str]:
+    """Returns the option's name and value, which changed with jaxlib 0.11.1."""
+    numbers = importlib.metadata.version("jaxlib").split(".")[:3]
+    if tuple(int(n) for n in numbers if n.isdigit()) < (0, 11, 1):
+        return "xla_gpu_enable_pipelined_all_gather", True
+    return "xla_gpu_pipeline_all_gather", "COLLECTIVE_PIPELINING_MODE_ON"
+
+
 @hookimpl
 def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
-    """Names accepted by jaxlib 0.10.2 and 0.12.0.1; what they gain has not been measured here.
-
-    Options that pipeline collectives over the iterations of a loop are left out: the two versions
-    know them under different names.
-    """
+    """Names accepted by jaxlib 0.10.2 and 0.12.0.1; what they gain has not been measured here."""
     combined = "a layer's weights and gradients travel in one piece, not in pieces of 30 MiB: "
     return (
         _option(
@@ -90,11 +95,10 @@ def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
             "what others wait for goes first: collectives before kernels",
         ),
         _option(
-            "double-buffering",
-            "xla_gpu_enable_while_loop_double_buffering",
-            True,
-            "two scanned layers per iteration, so that a gathered layer is not copied and the "
-            "scheduler sees across",
+            "pipelined-all-gather",
+            *_pipelined_all_gather(),
+            "in a loop over layers the next layer's weights are gathered while this one computes; "
+            "left alone (double-buffered loops too) a gather waits for the layer before it",
         ),
         _option(
             "combine-all-gather",

@@ -1,0 +1,103 @@
+"""Compiling for TPUs that are not there, with libtpu: a training step, two slices, refusals.
+
+What `axcore aot` says of models of full size is measured by ``benchmarks/aot_cases.py``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from axcore import experiments
+from axcore.parallel import resolve_instance
+from axcore.parallel.aot import compiler_for
+from axcore.train import aot, assemble
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.xdist_group("libtpu")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_compile_cache():
+    """JAX's own cache cannot be read back by a compiler without devices."""
+    former = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX remembers whether it was on
+    yield
+    jax.config.update("jax_enable_compilation_cache", former)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(autouse=True)
+def libtpu():
+    pytest.importorskip("libtpu", reason="libtpu is not installed: axlearn-tpu[aot]")
+
+
+def lowered(name, fn, *shapes):
+    """Returns a function of arrays split over all devices, and the compiler that may build it."""
+    instance = resolve_instance(name)
+    compiler = compiler_for(instance)
+    compiler.prepare()
+    mesh = Mesh(np.array(compiler.devices(instance)), ("x",))
+    split = NamedSharding(mesh, PartitionSpec("x"))
+    args = [jax.ShapeDtypeStruct(s, jnp.float32, sharding=split) for s in shapes]
+    return jax.jit(fn).lower(*args), compiler, instance
+
+
+def test_a_training_step_compiles_and_says_what_it_needs():
+    report = aot(assemble(experiments.get("tiny-lm"), instance="tpu-v5e-8"))
+    assert (report.fits, report.devices, report.mesh["fsdp"]) == (True, 8, 8)
+    memory = report.hbm_bytes
+    # float32 parameters and two moments of 0.12M parameters, an eighth on each chip.
+    assert 8 * memory["parameters"] == pytest.approx(4 * 120e3, rel=0.1)
+    assert memory["optimizer"] == pytest.approx(2 * memory["parameters"], rel=0.01)
+    assert memory["code"] > 0 and memory["temporaries"] > 0
+    assert memory["total"] < report.hbm_limit_bytes == int(15.75 * 2**30)
+    assert report.collectives and report.compiler["name"] == "libtpu"
+
+
+def test_two_slices_are_one_machine():
+    """A sum over both: the slices' devices are in one program, which knows who is where."""
+    program, _, instance = lowered("tpu-v5e-4-2", lambda x: jnp.sum(x), (8, 128))
+    devices = program.compile().input_shardings[0][0].mesh.devices
+    assert devices.size == instance.num_devices == 8
+    assert [d.slice_index for d in devices.flat] == [0] * 4 + [1] * 4
+
+
+# 7x takes ten seconds to refuse; the limit of the others is read from their refusals too.
+@pytest.mark.parametrize("name", ["tpu-v4-8", "tpu-v5e-4", "tpu-v5p-8", "tpu-v6e-4"])
+def test_its_refusals_are_read_and_state_the_limit(name):
+    rows = resolve_instance(name).num_devices << 20
+    program, compiler, instance = lowered(name, lambda x: jnp.sort(x, axis=1), (rows, 16384))
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        program.compile()
+    refused = compiler.out_of_memory(caught.value)
+    # 64 GiB of argument and of result on each device, and as much again between them.
+    assert refused.needed_bytes >= 128 * 2**30
+    assert refused.available_bytes == pytest.approx(
+        compiler.memory_limit_bytes(instance), abs=0.01 * 2**30
+    )
+
+
+def test_a_step_that_does_not_fit_ends_with_exit_code_3(tmp_path):
+    """Seventy billion parameters on sixteen chips of 16 GiB, by the command."""
+    pytest.importorskip("axlearn_models", reason="the catalog is not installed: axlearn-models")
+    command = "aot fuji-70B-v2 --instance tpu-v5e-16 --set batch_size=16 --no-advice --json"
+    result = subprocess.run(
+        [sys.executable, "-m", "axcore", *command.split()],
+        env={**os.environ, "AXCORE_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 3, result.stderr
+    report = json.loads(result.stdout)
+    assert report["fits"] is False
+    # Parameters, gradients and two moments in float32 alone are 16 bytes a parameter.
+    assert report["hbm_bytes"]["total"] > 16 * 69e9 / 16 > report["hbm_limit_bytes"]

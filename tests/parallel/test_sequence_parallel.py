@@ -6,6 +6,7 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from axcore import experiments
 from axcore.collection import total_loss
 from axcore.context import functional
 from axcore.layers import Attention, CausalLM, Decoder, FeedForward, RMSNorm, TransformerLayer
+from axcore.layers.roles import SequenceInfo
 from axcore.parallel import (
     MeshShape,
     ProgramTarget,
@@ -21,7 +23,10 @@ from axcore.parallel import (
     batch_sharding,
     build_mesh,
     make_global_array,
+    resolve_instance,
 )
+from axcore.parallel.aot import compiler_for
+from axcore.plugins import host
 
 BATCH, SEQ, DIM, MODEL = 4, 64, 24, 4
 RULES = ShardingRules(activation_rules={"residual_seq": ("seq", "model")})
@@ -124,6 +129,42 @@ def test_norms_run_on_a_part_of_the_sequence(compiled):
 def test_without_the_rule_the_positions_follow_seq(lower):
     stated = ShardingRules(activation_rules={"residual_seq": ("seq",)})
     assert lower(stated)[0].as_text() == lower(ShardingRules())[0].as_text()
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_a_gpu_scatters_the_sums_of_branches():
+    """Compiled without a device; the CPU has no reduce-scatter of its own."""
+    pytest.importorskip("jax_plugins.xla_cuda12", reason="jax-cuda12-plugin is not installed")
+    if "gpu" not in host().compilers:
+        pytest.skip("no plugin of the platform gpu is installed")
+    instance = resolve_instance("gpu-h100-8")
+    compiler = compiler_for(instance)
+    compiler.prepare()
+    mesh = build_mesh(MeshShape(data=2, model=MODEL), list(compiler.devices(instance)))
+    target = ProgramTarget("gpu-h100-8", "gpu", mesh, RULES)
+    layer = TransformerLayer.Config(input_dim=DIM, attention=Attention.Config(num_heads=4))
+    layer = layer.instantiate(name="layer")
+
+    def loss(params, x):
+        info = SequenceInfo(positions=jnp.broadcast_to(jnp.arange(SEQ), (BATCH, SEQ)))
+        out, _ = functional(layer, state=params, inputs=(x, info), is_training=True, target=target)
+        return jnp.sum(jnp.square(out))
+
+    params = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(layer.initialize, jax.random.key(0)),
+        target.shardings(layer.parameter_specs()),
+    )
+    x = jax.ShapeDtypeStruct(
+        (BATCH, SEQ, DIM), "float32", sharding=batch_sharding(mesh, target.rules)
+    )
+    options = dict(compiler.compile_options(instance))
+    text = jax.jit(jax.grad(loss)).lower(params, x).compile(compiler_options=options).as_text()
+    part = f"{BATCH // 2},{SEQ // MODEL},{DIM}"
+    scattered = re.findall(rf"f32\[{part}\].* reduce-scatter(?:-start)?\(", text)
+    gathered = re.findall(rf"f32\[{BATCH // 2},{SEQ},{DIM}\].* all-gather(?:-start)?\(", text)
+    assert len(scattered) >= 3 and gathered
 
 
 def test_a_modifier_makes_it_one_line():

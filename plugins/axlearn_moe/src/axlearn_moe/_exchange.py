@@ -1,8 +1,8 @@
 """What one device does in a grouped dispatch: sort, send, multiply, send back, add up.
 
 Everything here is a function of a device's own arrays. Shapes in comments: T tokens and N
-assignments of this device, E experts in all and L on one device, P devices that tokens are exchanged
-with, D the model's dim.
+assignments of this device, L experts on one device, P devices that tokens travel among, D the
+model's dim.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def exchanged(
         source = row * seq + tokens.reshape(-1)[order]
     is_full = tokens is None and order.size == experts.size
     places = inverse(order) if is_full else order
-    rows = gather_tokens(flat, order, places, choices) if is_full else flat[source]
+    rows: Any = gather_tokens(flat, order, places, choices) if is_full else flat[source]
 
     is_first = jnp.array(True)
     for axis in plan.hidden_axes:

@@ -153,7 +153,7 @@ class BaseExperts(Layer):
 
 
 class Experts(BaseExperts):
-    """Each expert is a feed-forward network: ``down(act(up(x)))`` or ``down(act(gate(x)) * up(x))``.
+    """Each expert is a feed-forward network: ``down(act(up(x)))`` or ``down(act(gate(x)) up(x))``.
 
     Parameters: ``up/weight`` and ``gate/weight`` (experts, embed, expert_mlp), ``down/weight``
     (experts, expert_mlp, embed), and ``*/bias`` (experts, dim) where the config asks for them.

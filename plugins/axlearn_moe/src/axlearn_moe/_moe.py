@@ -23,8 +23,8 @@ class MoE(BaseFeedForward):
     .. math:: y_t = \sum_{e \in \mathrm{chosen}(t)} g_{t,e}\, E_e(x_t) + S(x_t)
 
     with gates and choice by the ``router``, the experts' weights in ``experts``, and how tokens get
-    there in ``dispatch``; ``shared_experts`` is a feed-forward layer for all tokens. Shazeer et al.,
-    arXiv:1701.06538; Fedus et al., arXiv:2101.03961.
+    there in ``dispatch``; ``shared_experts`` S is a feed-forward layer for all tokens. Shazeer et
+    al., arXiv:1701.06538; Fedus et al., arXiv:2101.03961.
 
     Takes the place of a ``FeedForward`` and keeps what was set there, one expert being as that
     layer was::

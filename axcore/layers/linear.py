@@ -66,9 +66,9 @@ class Linear(Layer):
             )
         self.dot = self._add_child("dot", cfg.dot, BaseDotGeneral)
         spec = self._specs["weight"]
-        stored = self._specs["weight"] = self.dot.stored_weight(spec)
-        # Of a product that reads the weight as it is stored; others get the compute dtype.
-        self._weight_dtype = None if stored is spec else stored.dtype
+        self._specs["weight"] = self.dot.stored_weight(spec)
+        # Such a product reads the weight as it is; others get it in the compute dtype.
+        self._reads_stored = self._specs["weight"] is not spec
 
     def forward(self, x: jax.Array) -> jax.Array:
         """(..., *input_dim) -> (..., *output_dim) in the compute dtype."""
@@ -82,7 +82,8 @@ class Linear(Layer):
             )
         lhs = tuple(range(x.ndim - num_in, x.ndim))
         dims = ((lhs, tuple(range(num_in))), ((), ()))
-        weight = self._param("weight", self._weight_dtype)
+        held = self._context.state.get("weight") if self._reads_stored else None
+        weight = self._param("weight") if held is None else held
         y = weight_product(self.dot(x.astype(self.compute_dtype), weight, dims))
         return y + self._param("bias") if self.cfg.bias else y
 

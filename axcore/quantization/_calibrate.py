@@ -15,7 +15,7 @@ from axcore.layers.placement import build_model
 from axcore.ops import DotGeneral
 from axcore.ops._dot import dot_general
 from axcore.ops.dot_general import DimensionNumbers
-from axcore.quantization._place import find_sites, place
+from axcore.quantization._place import Site, find_sites, place
 
 __all__ = ["ObserverDot", "calibrate"]
 
@@ -85,7 +85,13 @@ def calibrate(
     wanted = frozenset(paths)
     observed = cfg.copy()
     observer = ObserverDot.Config(percentile=percentile)
-    place(observed, lambda sites: {p: observer if p in wanted else None for p in sites})
+
+    def observers(sites: dict[str, Site]) -> dict[str, Config | None]:
+        # All layers of a stack that share a config, so that their scan stays one.
+        shared = {sites[path].config_path for path in wanted}
+        return {p: observer if s.config_path in shared else None for p, s in sites.items()}
+
+    place(observed, observers)
     model = build_model(observed)
     by_state = {site.state_path: path for path, site in find_sites(model).items()}
 
@@ -104,6 +110,8 @@ def calibrate(
     largest: dict[str, float] = {}
     for inputs in batches:
         for path, value in run(state, inputs).items():
+            if path not in wanted:
+                continue
             largest[path] = max(largest.get(path, 0.0), float(value))
     if not largest:
         raise ConfigError(

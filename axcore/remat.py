@@ -27,6 +27,7 @@ __all__ = [
     "Remat",
     "declare_site",
     "has_host_memory",
+    "host_memory",
     "site",
     "weight_product",
 ]
@@ -183,7 +184,7 @@ class Remat:
         if self.policy == "none":
             return policies.everything_saveable
         if self.policy == "offload_dots":
-            return _offload_products(_host_memory(platform))
+            return _offload_products(host_memory(platform))
         if self.policy == "sites":
             if not self.offload:
                 return policies.save_only_these_names(*self.save)
@@ -191,7 +192,7 @@ class Remat:
                 names_which_can_be_saved=list(self.save),
                 names_which_can_be_offloaded=list(self.offload),
                 offload_src="device",
-                offload_dst=_host_memory(platform),
+                offload_dst=host_memory(platform),
             )
         dots = {
             "dots": policies.dots_saveable,
@@ -237,13 +238,24 @@ def has_host_memory(platform: str) -> bool:
     return platform in _HOST_MEMORY
 
 
-def _host_memory(platform: str) -> str:
+def host_memory(platform: str, what: str = "remat offload", *, where: str | None = None) -> str:
+    """Returns the memory kind of host memory, for shardings and policies.
+
+    Args:
+        platform: JAX platform of the target, never of the host that compiles.
+        what: What needs it, for the error.
+        where: Config path of that.
+
+    Raises:
+        ModuleError: The platform has none.
+    """
     kind = _HOST_MEMORY.get(platform)
     if kind is None:
         raise ModuleError(
-            f"remat offload needs host memory, which platform {platform!r} does not have; "
+            f"{what} needs host memory, which platform {platform!r} does not have; "
             f"platforms that do: {', '.join(sorted(_HOST_MEMORY))}",
             code="AX348",
-            hint="save the sites, or leave them out to recompute them",
+            where=where,
+            hint="keep in device memory what was to be moved, or recompute it",
         )
     return kind

@@ -39,7 +39,7 @@ class Layer(Module):
         super().__init__(cfg, parent=parent)
         for name in self._DTYPES:
             value = getattr(cfg, name, None)
-            if value is not None and not _is_dtype(value, floating=name != "param_dtype"):
+            if value is not None and not is_dtype(value, floating=name != "param_dtype"):
                 kind = "of a dtype" if name == "param_dtype" else "of a floating-point dtype"
                 raise ModuleError(
                     f"{name} is {value!r}, expected the name {kind}",
@@ -131,7 +131,8 @@ class Layer(Module):
         return self._constrain(x, *BETWEEN_BRANCHES)
 
 
-def _is_dtype(name: str, *, floating: bool) -> bool:
+def is_dtype(name: str, *, floating: bool) -> bool:
+    """Tells whether this is the name of a dtype, and of a floating-point one if it must be."""
     try:
         dtype = jnp.dtype(name)
     except TypeError:

@@ -33,6 +33,7 @@ from axcore.parallel import (
 )
 from axcore.parallel.cost import abstract_mesh
 from axcore.plugins import Instance
+from axcore.remat import host_memory
 from axcore.train.trainer import Trainer, TrainState
 
 __all__ = ["EvalProgram", "Program"]
@@ -71,7 +72,9 @@ class Program:
         # A config may state options of several platforms.
         self.compiler_options = platform_options(cfg.compiler_options, instance.platform)
         self.abstract = trainer.abstract_state()
-        self.shardings = trainer.state_shardings(self.mesh, cfg.sharding_rules)
+        self.shardings = trainer.state_shardings(
+            self.mesh, cfg.sharding_rules, host_memory=_state_memory(cfg, instance.platform)
+        )
         self.batch_sharding = batch_sharding(self.mesh, cfg.sharding_rules)
         _check_rows(self.mesh, self.batch_sharding, cfg.batch_size, cfg.accumulation_steps)
         self.rows = () if devices is None else process_rows(self.batch_sharding, cfg.batch_size)
@@ -223,6 +226,12 @@ def _mesh(shape: MeshShape, instance: Instance, devices: Sequence[Any] | None) -
     if devices is None:
         return abstract_mesh(shape, instance.num_devices, instance.num_slices)
     return build_mesh(shape, devices, num_slices=instance.num_slices)
+
+
+def _state_memory(cfg: Trainer.Config, platform: str) -> str | None:
+    if cfg.learner.state_memory == "device":
+        return None
+    return host_memory(platform, "optimizer state there", where="learner.state_memory")
 
 
 def _check_rows(mesh: Any, sharding: Any, batch_size: int, accumulation_steps: int) -> None:

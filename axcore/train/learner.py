@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,11 @@ import optax
 from axcore.collection import OutputCollection
 from axcore.config import REQUIRED, Config, Required
 from axcore.errors import TrainError
+from axcore.layers.base import is_dtype
 from axcore.module import Module, no_context
 from axcore.parallel.optimizer_state import StateAxes, optimizer_state_axes
 from axcore.train._layout import Layout, make_layout
+from axcore.train._offload import moved
 from axcore.train._paths import flatten, lead_shape, leaf_masks, unflatten
 from axcore.train.accumulation import LossFn, loss_and_grads
 from axcore.train.per_layer import per_layer
@@ -124,6 +126,9 @@ class Learner(Module):
         state_dtype: str | None = None
         """Dtype in which per-parameter optimizer state is stored (computed in float32)."""
 
+        state_memory: Literal["device", "host"] = "device"
+        """Where optimizer state and moving averages are between updates."""
+
     def __init__(self, cfg: Learner.Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
         decay = cfg.ema_decay
@@ -137,6 +142,12 @@ class Learner(Module):
                 f"clip_global_norm must be positive, got {clip}",
                 where=self._where("clip_global_norm"),
                 hint="None switches it off",
+            )
+        if cfg.state_dtype is not None and not is_dtype(cfg.state_dtype, floating=True):
+            raise TrainError(
+                f"state_dtype is {cfg.state_dtype!r}, expected the name of a floating-point dtype",
+                where=self._where("state_dtype"),
+                hint="for example float32 or bfloat16",
             )
 
     # -- trees -----------------------------------------------------------------------------
@@ -168,6 +179,8 @@ class Learner(Module):
         if state.ema is None:
             raise TrainError("there is no moving average", where=self._where("ema_decay"))
         trainable, frozen = self.split(params, specs)
+        if self.cfg.state_memory == "host":
+            state = moved(state, jax.memory.Space.Device)
         ema = jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, trainable)
         return self.merge(ema, frozen, specs)
 
@@ -262,6 +275,9 @@ class Learner(Module):
         """
         cfg = self.cfg
         bound = self._bind(specs)
+        offloads = cfg.state_memory == "host"
+        if offloads:
+            state = moved(state, jax.memory.Space.Device)
         trainable, frozen = bound.layout.split(params)
         norm = global_norm(grads)
         if cfg.clip_global_norm is not None:
@@ -293,9 +309,12 @@ class Learner(Module):
             optimizer=optimizer,
             ema=ema,
         )
+        skipped_steps = new_state.skipped.astype(jnp.float32)
+        if offloads:
+            new_state = moved(new_state, jax.memory.Space.Host)
         metrics = {
             "grad_norm": norm,
-            "skipped_steps": new_state.skipped.astype(jnp.float32),
+            "skipped_steps": skipped_steps,
         }
         if cfg.report_update_norm:
             metrics["update_norm"] = jnp.where(finite, global_norm(updates), 0.0)

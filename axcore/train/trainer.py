@@ -20,6 +20,7 @@ from axcore.errors import TrainError
 from axcore.module import Module, no_context
 from axcore.ops import OpRule
 from axcore.parallel import MeshShape, ShardingRules, named_shardings, replicated
+from axcore.train._offload import in_host_memory
 from axcore.train.callbacks import BaseCallback
 from axcore.train.evaler import BaseEvaler, Evaler
 from axcore.train.learner import Learner, LearnerState
@@ -238,12 +239,22 @@ class Trainer(Module):
         return jax.eval_shape(self.init_state)
 
     @no_context
-    def state_shardings(self, mesh: jax.sharding.Mesh, rules: ShardingRules) -> Any:
-        """Returns the sharding of every array, in the structure of :class:`TrainState`."""
+    def state_shardings(
+        self, mesh: jax.sharding.Mesh, rules: ShardingRules, *, host_memory: str | None = None
+    ) -> Any:
+        """Returns the sharding of every array, in the structure of :class:`TrainState`.
+
+        Args:
+            mesh: The mesh.
+            rules: The rules.
+            host_memory: Memory kind for optimizer state; None keeps it with the parameters.
+        """
         specs = self.model.parameter_specs()
         whole = replicated(mesh)
         learner = named_shardings(
             self.learner.state_axes(specs).specs, mesh, rules, table="optimizer"
         )
+        if host_memory is not None:
+            learner = in_host_memory(learner, self.abstract_state().learner, host_memory)
         shardings: Any = (whole, named_shardings(specs, mesh, rules), learner, whole)
         return TrainState(*shardings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -222,13 +223,17 @@ def test_without_a_compiler_the_model_answers_and_says_so():
     assert any("no compiler" in note for note in report.notes)
 
 
-def test_slices_accumulation_and_abstract_shapes_of_a_large_model_cost_no_memory():
-    """70 GB of parameters on 4,096 devices, traced: nothing is allocated."""
+def test_a_large_model_on_many_slices_is_traced_without_allocating():
+    """260 GB of parameters on 4,096 devices in 4 slices: shapes and nothing else."""
     cfg = micro()
     cfg.model.model_dim = 8192
     cfg.model.decoder.num_layers = 80
     cfg.model.decoder.layer.attention.num_heads = 64
     cfg.set(batch_size=8192, accumulation_steps=2)
-    report = aot(assemble(cfg, instance="fake-none-4096"), advice=False)
-    total = report.hbm_bytes["parameters"] * 4096
-    assert total > 4 * 12 * 80 * 8192**2
+    whole = assemble(cfg, instance="fake-none-4096")
+    machine = dataclasses.replace(whole.instance, num_slices=4, num_hosts=4, devices_per_host=1024)
+    report = aot(dataclasses.replace(whole, instance=machine), advice=False)
+    # Slices are replicas: each holds all of the parameters, over its 1,024 devices.
+    assert (report.mesh["data"], report.mesh["fsdp"]) == (4, 1024)
+    weights = 4 * 12 * 80 * 8192**2 // 1024
+    assert weights < report.hbm_bytes["parameters"] < 1.1 * weights

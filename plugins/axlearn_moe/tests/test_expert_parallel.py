@@ -185,4 +185,4 @@ def test_experts_that_do_not_divide_are_refused_with_the_nearest():
     with pytest.raises(ShardingError, match="AX458") as raised:
         target_of(expert=4).shardings(module.parameter_specs())
     assert "size 6 does not divide into 4 parts (expert=4)" in str(raised.value)
-    assert "nearest sizes that do: 4 or 8; or split it into 3 or 6 parts" in str(raised.value)
+    assert "nearest sizes that do: 4 or 8; or split it into 2 or 3 parts" in str(raised.value)

@@ -136,7 +136,7 @@ def assembled(
         rules=_rules(args) if rules is None else rules,
         use=args.use,
         trusted=args.trust,
-        xla=args.xla,
+        xla=getattr(args, "xla", ()),  # a planner's own command has no such flag
     )
 
 

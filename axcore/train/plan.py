@@ -72,6 +72,7 @@ class PlanReport:
             "objective": self.plan.objective,
             "limit_bytes": self.plan.limit_bytes,
             "search_seconds": self.plan.seconds,
+            "skipped": self.plan.skipped,
             "candidates": [r.to_json() for r in self.plan.ranked],
             "rejected": [r.to_json() for r in self.plan.rejected],
             "verified": [dataclasses.asdict(v) for v in self.verified],

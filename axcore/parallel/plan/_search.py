@@ -91,6 +91,8 @@ class Plan:
         limit_bytes: Memory of a device that a candidate may take.
         ranked: What fits, best first, each with the reason why it lost.
         rejected: What does not.
+        skipped: Candidates not looked at, since the same mesh with less recomputation already fits
+            in one go.
         seconds: How long the search took.
     """
 
@@ -99,6 +101,7 @@ class Plan:
     limit_bytes: int
     ranked: tuple[Ranked, ...]
     rejected: tuple[Rejected, ...]
+    skipped: int
     seconds: float
 
 
@@ -138,22 +141,31 @@ def search(
     looker = _Looker(cfg, instance, limit, predict)
     found: list[Ranked] = []
     rejected: list[Rejected] = []
-    looked = 0
+    looked = skipped = 0
     recipes: list[tuple[str, Config] | None] = [None, *quantizations]
     dims = Dims.of(cfg, traits)
     options = _remat_choices(cfg, remat_options(traits, instance.platform))
     for mesh in _mesh_choices(cfg, dims, instance):
         for recipe in recipes:
+            hopeless = looker.hopeless(_candidate(cfg, mesh, options[-1], recipe))
+            if hopeless is not None:
+                rejected.append(hopeless)
+                continue
+            enough = False
             for remat in options:
-                for base in _variants(cfg, mesh, remat, recipe):
-                    looked += 1
-                    result = looker.best(base)
-                    if isinstance(result, Rejected):
-                        rejected.append(result)
-                    else:
-                        found.append(result)
-                    if progress is not None:
-                        progress(looked)
+                if enough and objective != "memory":
+                    skipped += 1  # recomputes or moves more, and the memory is not needed
+                    continue
+                looked += 1
+                result = looker.best(_candidate(cfg, mesh, remat, recipe))
+                if isinstance(result, Rejected):
+                    rejected.append(result)
+                else:
+                    found.append(result)
+                    # Fewer microbatches than one there are not.
+                    enough = result.candidate.accumulation_steps == 1 and mesh.pipeline == 1
+                if progress is not None:
+                    progress(looked)
     found.sort(key=_key(objective))
     ranked = tuple(
         Ranked(r.candidate, r.prediction, _why_lost(r.prediction, found[0].prediction, objective))
@@ -162,7 +174,7 @@ def search(
         for i, r in enumerate(found)
     )
     seconds = time.perf_counter() - start
-    return Plan(instance.name, objective, limit, ranked, tuple(rejected), seconds)
+    return Plan(instance.name, objective, limit, ranked, tuple(rejected), skipped, seconds)
 
 
 class _Looker:
@@ -172,6 +184,15 @@ class _Looker:
         self, cfg: Any, instance: Instance, limit: int, predict: Callable[..., StepPrediction]
     ):
         self.cfg, self.instance, self.limit, self.predict = cfg, instance, limit, predict
+
+    def hopeless(self, base: Candidate) -> Rejected | None:
+        """Returns why no remat and no number of microbatches helps a mesh; None if one may."""
+        try:
+            memory = self._memory(self._config(base))
+        except (ConfigError, ModuleError, ShardingError) as error:
+            return Rejected(base, error.message)
+        fixed = memory.parameters + memory.optimizer
+        return Rejected(base, _why_too_much(memory, self.limit)) if fixed >= self.limit else None
 
     def best(self, base: Candidate) -> Ranked | Rejected:
         """Returns the candidate with as few microbatches as fit, or why none does."""
@@ -256,22 +277,32 @@ def _remat_choices(
     return options
 
 
-def _variants(
+def _candidate(
     cfg: Any,
     mesh: MeshShape,
     remat: RematOption | None,
     recipe: tuple[str, Config] | None,
-) -> Iterator[Candidate]:
-    """Yields a mesh with and without what only some meshes can have."""
+) -> Candidate:
+    """Returns a mesh with what goes with it.
+
+    Where tensors are split, what lies between branches is split too if the rows allow it: that
+    takes less memory and moves the same bytes. Where rows are split, attention is a ring.
+    """
     attention: tuple[str, ...] = ()
     if mesh.seq > 1:
         rule = cfg.ops.get("attention") if "ops" in cfg.fields() else None
         stated = tuple(rule.implementations) if rule is not None else ()
         attention = ("ring", *(name for name in stated if name != "ring"))
-    base = Candidate(mesh, remat, attention=attention, quantization=recipe)
-    yield base
-    if mesh.model > 1 and cfg.seq_len % (mesh.seq * mesh.model) == 0:
-        yield _replace(base, sequence_parallel=True)
+    split = mesh.model > 1 and cfg.seq_len % (mesh.seq * mesh.model) == 0
+    microbatches = mesh.pipeline if mesh.pipeline > 1 else 1
+    return Candidate(
+        mesh,
+        remat,
+        pipeline_microbatches=microbatches,
+        sequence_parallel=split,
+        attention=attention,
+        quantization=recipe,
+    )
 
 
 def _replace(candidate: Candidate, **values: Any) -> Candidate:

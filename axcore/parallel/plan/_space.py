@@ -66,11 +66,10 @@ def remat_options(traits: Traits, platform: str) -> tuple[RematOption | None, ..
             Remat("sites", save=("qkv_proj", "attn_context", "attn_out", "ffn_hidden")),
         ),
         RematOption("save qkv, attention", Remat("sites", save=("qkv_proj", "attn_out"))),
-        RematOption("recompute all", Remat("full")),
     ]
     if has_host_memory(platform):
         options.append(RematOption("offload products", Remat("offload_dots")))
-    return tuple(options)
+    return (*options, RematOption("recompute all", Remat("full")))
 
 
 def meshes(dims: Dims, instance: Instance) -> Iterator[MeshShape]:

@@ -1,0 +1,80 @@
+"""``axcore plan``: the table, the rule that it emits and a run by it, comparisons, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+
+MICRO = (
+    "--set model.model_dim=8 --set model.decoder.num_layers=2"
+    " --set model.decoder.layer.attention.num_heads=2 --set batch_size=4 --set seq_len=16"
+).split()
+
+pytestmark = pytest.mark.xdist_group("cli_aot")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    jax.config.update("jax_disable_most_optimizations", True)  # compiles in a third of the time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AXCORE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def plan(cli):
+    def run(*flags, instance="cpu-2"):
+        return cli("plan", "tiny-lm", "--instance", instance, *MICRO, *flags)
+
+    return run
+
+
+def test_the_emitted_rule_is_taken_by_rules_and_gives_the_planned_mesh(plan, cli, tmp_path):
+    rule = tmp_path / "rule.txt"
+    result = plan("--verify", "1", "--emit", str(rule), "--json")
+    assert result.code == 0, result.err
+    data = json.loads(result.out)
+    assert data["verified"][0]["fits"] is True
+    assert data["chosen"]["mesh"] == data["candidates"][0]["mesh"]
+    explained = cli(
+        *("config", "explain", "tiny-lm", "--instance", "cpu-2", "--rules", str(rule)),
+        *(*MICRO, "--json"),
+    )
+    assert explained.code == 0, explained.err
+    shape = json.loads(explained.out)["fields"]["mesh_shape"]
+    chosen = data["chosen"]["mesh"]
+    assert all(f"{axis}={size}" in shape["value"] for axis, size in chosen.items())
+    assert "--rules" in json.dumps(shape["set_by"])
+
+
+def test_people_see_the_ranking_the_reasons_and_what_was_chosen(plan):
+    result = plan("--verify", "0")
+    assert result.code == 0, result.err
+    assert "x the time" in result.out and "chosen: " in result.out
+
+
+def test_families_are_compared_by_cost_where_prices_are_known(plan):
+    result = plan("--price", "tpu-v5e-*=1.2", "--price", "gpu-h100-*=3", "--json", instance="any")
+    assert result.code == 0, result.err
+    rows = json.loads(result.out)["compared"]
+    priced = [r["usd_per_million_tokens"] for r in rows if r["usd_per_million_tokens"] is not None]
+    assert len(priced) > 2 and priced == sorted(priced)
+    assert {r["instance"].rpartition("-")[0] for r in rows} >= {"tpu-v5e", "gpu-h100"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--price", "tpu"), "PATTERN=USD"),
+        (("--verify", "-1"), "--verify got -1"),
+        (("--quantize", "nope"), "nope"),
+    ],
+    ids=["price", "verify", "recipe"],
+)
+def test_what_cannot_be_is_refused(plan, flags, said):
+    instance = "any" if flags[0] == "--price" else "cpu-2"
+    result = plan(*flags, instance=instance)
+    assert result.code == 2 and said in result.err

@@ -264,9 +264,9 @@ class StepModel:
         staged = traffic.is_staged(spec)
         stages = stages if staged else 1
         tokens = traffic.stage_axes if staged else traffic.token_axes
-        used = {*tokens, *split.kept, *split.experts}
+        used = {*tokens, *split.kept, *split.dispatched}
         item = jnp.dtype(getattr(traffic.modules.get(term.path), "compute_dtype", spec.dtype))
-        parts = traffic.size((*split.kept, *split.experts)) * stages
+        parts = traffic.size((*split.kept, *split.dispatched)) * stages
         return traffic.size(used) * stages, math.prod(spec.shape) * item.itemsize / parts
 
     # -- memory ----------------------------------------------------------------------------

@@ -64,13 +64,13 @@ class Split:
     Attributes:
         gathered: Mesh axes that are gathered before use: they split tokens too.
         kept: Mesh axes that stay split.
-        experts: Mesh axes that experts are split over.
+        dispatched: Mesh axes over which tokens travel to the weights, as to experts.
         parts: Parts in all.
     """
 
     gathered: tuple[str, ...]
     kept: tuple[str, ...]
-    experts: tuple[str, ...]
+    dispatched: tuple[str, ...]
     parts: int
 
 
@@ -196,7 +196,7 @@ class Traffic:
             runs = layers * self.pipeline.num_microbatches
         each = spec.shape[spec.num_stacked :]
         item = jnp.dtype(getattr(owner, "compute_dtype", spec.dtype)).itemsize
-        whole = math.prod(each) * item / self.size((*split.kept, *split.experts))
+        whole = math.prod(each) * item / self.size((*split.kept, *split.dispatched))
         name = path.rsplit("/", 1)[0]
         if split.gathered:
             for phase, count in _passes(runs, runs):
@@ -210,13 +210,13 @@ class Traffic:
                     f"{name} gradients",
                 )
             tokens = self.stage_axes if self.is_staged(spec) else self.token_axes
-            rest = tuple(a for a in tokens if a not in (*split.gathered, *split.experts))
+            rest = tuple(a for a in tokens if a not in (*split.gathered, *split.dispatched))
             if rest:
                 part = whole / self.size(split.gathered)
                 yield Transfer(
                     *("all_reduce", rest, part, runs, "backward", "compute"), f"{name} gradients"
                 )
-        if split.experts and any(_is_like(spec.axes[d], "mlp") for d in spec.fan_in_dims):
+        if split.dispatched and any(_is_like(spec.axes[d], "mlp") for d in spec.fan_in_dims):
             yield from self._experts(name, spec, split, line, layers)
         yield from self._tensor(name, spec, split, line, layers)
 
@@ -284,7 +284,7 @@ class Traffic:
         again = float(remat is not None and remat.enabled)  # tokens are sent to be recomputed
         for phase, count in _passes(2.0, 2.0 + again):
             yield Transfer(
-                *("all_to_all", split.experts, size, count * layers, phase, "nothing"),
+                *("all_to_all", split.dispatched, size, count * layers, phase, "nothing"),
                 f"{name} tokens",
             )
 

@@ -5,11 +5,13 @@ Everything follows from the traits of the model and from the machine; nothing is
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from axcore.config import FrozenMapping
 from axcore.module import Module, flatten_specs
 from axcore.parallel.mesh import MeshShape
 from axcore.parallel.plan._candidate import RematOption
@@ -31,12 +33,13 @@ class Dims:
 
     Attributes:
         traits: The experiment's traits.
-        num_experts: Experts of its mixtures, their greatest common divisor; 0 without any.
+        splits: Mesh axis -> greatest common divisor of the parameters' dims that the rules split
+            over that axis alone; axes without such dims are left out.
         pipelined: Whether its stacks can run as a pipeline.
     """
 
     traits: Traits
-    num_experts: int = 0
+    splits: Mapping[str, int] = dataclasses.field(default_factory=FrozenMapping[int])
     pipelined: bool = False
 
     @classmethod
@@ -45,13 +48,16 @@ class Dims:
         from axcore.layers import RepeatedTransformer
 
         model = cfg.model.instantiate(name="model")
-        experts = 0
-        if isinstance(model, Module):
-            for spec in flatten_specs(model.parameter_specs()).values():
-                for dim, axis in zip(spec.shape, spec.axes, strict=True):
-                    experts = math.gcd(experts, dim) if axis == "experts" else experts
+        specs = flatten_specs(model.parameter_specs()) if isinstance(model, Module) else {}
+        table = cfg.sharding_rules.table("param")
+        splits: dict[str, int] = {}
+        for path, spec in specs.items():
+            for dim, axis in zip(spec.shape, spec.axes, strict=True):
+                first = table.alternatives(axis, path)[0] if axis else ()
+                if len(first) == 1:
+                    splits[first[0]] = math.gcd(splits.get(first[0], 0), dim)
         stacks = cfg.model.find(RepeatedTransformer.Config)
-        return cls(traits, experts, bool(stacks))
+        return cls(traits, FrozenMapping(splits), bool(stacks))
 
 
 def remat_options(traits: Traits, platform: str) -> tuple[RematOption | None, ...]:
@@ -75,8 +81,7 @@ def remat_options(traits: Traits, platform: str) -> tuple[RematOption | None, ..
 def meshes(dims: Dims, instance: Instance) -> Iterator[MeshShape]:
     """Yields the mesh shapes worth a look, all sizes fixed; across slices the rest is ``data``.
 
-    Powers of two of each axis (and the number of experts' divisors), as far as layers, tensors,
-    experts and rows divide.
+    Powers of two of each axis, as far as layers, tensors, experts and rows divide.
     """
     traits = dims.traits
     slices = instance.num_slices
@@ -87,16 +92,16 @@ def meshes(dims: Dims, instance: Instance) -> Iterator[MeshShape]:
     across = {"data": slices} if slices > 1 else {}
     for pipeline in _parts(per_slice, traits.num_layers if dims.pipelined else 1):
         for model in _parts(per_slice // pipeline, traits.tensor_parts, most_model):
-            for expert in _parts(per_slice // (pipeline * model), dims.num_experts or 1):
-                rest = per_slice // (pipeline * model * expert)
-                for seq in _sequence_parts(rest, traits, rows, expert * slices):
+            for groups in _parts(per_slice // (pipeline * model), dims.splits.get("expert", 1)):
+                rest = per_slice // (pipeline * model * groups)
+                for seq in _sequence_parts(rest, traits, rows, groups * slices):
                     shards = rest // seq
                     for data in _parts(shards, shards):
                         fsdp = shards // data
-                        if rows % (data * fsdp * expert * slices):
+                        if rows % (data * fsdp * groups * slices):
                             continue
                         yield MeshShape(
-                            pipeline, data, expert, fsdp, seq, model, across_slices=across
+                            pipeline, data, groups, fsdp, seq, model, across_slices=across
                         )
 
 

@@ -26,6 +26,7 @@ from axcore.collection import total_loss
 from axcore.errors import ShardingError
 from axcore.layers import FeedForward, Linear, PipelinedTransformer
 from axcore.parallel import MESH_AXES, ProgramTarget, ShardingRules
+from axcore.remat import Remat
 from axlearn_moe import (
     ClampedGLU,
     EinsumDispatch,
@@ -186,3 +187,29 @@ def test_experts_that_do_not_divide_are_refused_with_the_nearest():
         target_of(expert=4).shardings(module.parameter_specs())
     assert "size 6 does not divide into 4 parts (expert=4)" in str(raised.value)
     assert "nearest sizes that do: 4 or 8; or split it into 2 or 3 parts" in str(raised.value)
+
+
+def test_tokens_and_hidden_units_on_one_axis_are_refused():
+    rules = ShardingRules(activation_rules={"seq": ("model",), "expert_mlp": ("model",)})
+    with pytest.raises(ShardingError, match="AX911"):
+        run_on(target_of(rules, model=2), layer(), inputs(2, 4), sequence_info(2, 4))
+
+
+@pytest.mark.parametrize("policy", [Remat("full"), Remat("sites", save=("ffn_hidden",))])
+def test_recomputation_reaches_into_the_exchange(policy):
+    cfg = layer(gate=Linear.Config())
+    module = cfg.instantiate(name="layer")
+    x, info = inputs(BATCH, SEQ), sequence_info(BATCH, SEQ, 1)
+    target = target_of(expert=2)
+
+    def run(params, x):
+        y, _ = functional(module, state=params, inputs=(x, info), is_training=False, target=target)
+        return weighted(y, info)
+
+    def kept(policy):
+        wrapped = policy.wrap(run, platform="cpu")
+        _, back = jax.eval_shape(lambda p, x: jax.vjp(wrapped, p, x), random_params(module), x)
+        hidden = BATCH * SEQ * 2 // 2 * cfg.hidden_dim  # of the assignments of a device
+        return [leaf.shape for leaf in jax.tree.leaves(back) if leaf.size >= hidden]
+
+    assert len(kept(policy)) < len(kept(Remat("none")))

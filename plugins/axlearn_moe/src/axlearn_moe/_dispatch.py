@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from axcore.errors import ModuleError
+from axcore.errors import ModuleError, ShardingError
 from axcore.layers.base import Layer
 from axcore.module import no_context
 from axlearn_moe._exchange import Exchange, exchanged
@@ -164,6 +164,13 @@ class GroupedDispatch(BaseDispatch):
         seq = axes("seq", x.shape[1]) if routing.tokens is None else ()
         split = axes("experts", routing.num_experts)
         hidden = axes("expert_mlp", experts.cfg.hidden_dim)
+        if clash := sorted({*batch, *seq} & {*hidden}):
+            raise ShardingError(
+                f"mesh axes {clash} split both the tokens and the hidden units of an expert",
+                code="AX911",
+                where=self.path,
+                hint="give expert_mlp=() in activation_rules and param_rules, or other axes",
+            )
         mesh: Any = target.mesh
         sizes = {a: int(mesh.shape[a]) for a in (*batch, *seq, *split, *hidden)}
         ragged = self.cfg.exchange == "ragged" or (

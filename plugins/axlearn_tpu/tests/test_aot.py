@@ -19,6 +19,7 @@ from axcore import experiments
 from axcore.parallel import resolve_instance
 from axcore.parallel.aot import compiler_for
 from axcore.train import aot, assemble
+from axcore.train._program import Program
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.xdist_group("libtpu")]
 
@@ -62,6 +63,24 @@ def test_a_training_step_compiles_and_says_what_it_needs():
     assert report.collectives and report.compiler["name"] == "libtpu"
 
 
+def test_one_process_lowers_for_cpu_for_tpu_and_for_cpu_again():
+    """JAX keeps traces by function: what another target left behind must not come back."""
+
+    def text(name):
+        assembled = assemble(experiments.get("tiny-lm"), instance=name)
+        trainer = assembled.cfg.instantiate(name="trainer")
+        rows = trainer.cfg.input.instantiate().example()
+        compiler = compiler_for(assembled.instance)
+        compiler.prepare()
+        program = Program(trainer, assembled.instance, compiler.devices(assembled.instance))
+        step = program.lower_train(program.wanted_state(), program.wanted_batch(rows))
+        return step.lowered.as_text()
+
+    first, tpu, again = text("cpu"), text("tpu-v5e-8"), text("cpu")
+    assert first == again
+    assert '"fsdp"=8' in tpu and '"fsdp"=8' not in first
+
+
 def test_two_slices_are_one_machine():
     """A sum over both: the slices' devices are in one program, which knows who is where."""
     program, _, instance = lowered("tpu-v5e-4-2", lambda x: jnp.sum(x), (8, 128))
@@ -85,19 +104,34 @@ def test_its_refusals_are_read_and_state_the_limit(name):
     )
 
 
-def test_a_step_that_does_not_fit_ends_with_exit_code_3(tmp_path):
-    """Seventy billion parameters on sixteen chips of 16 GiB, by the command."""
+def axcore_aot(arguments, cache, *, exit_code):
+    """Returns the report that the command prints."""
     pytest.importorskip("axlearn_models", reason="the catalog is not installed: axlearn-models")
-    command = "aot fuji-70B-v2 --instance tpu-v5e-16 --set batch_size=16 --no-advice --json"
     result = subprocess.run(
-        [sys.executable, "-m", "axcore", *command.split()],
-        env={**os.environ, "AXCORE_CACHE_DIR": str(tmp_path)},
+        [sys.executable, "-m", "axcore", "aot", *arguments.split(), "--no-advice", "--json"],
+        env={**os.environ, "AXCORE_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1100,
     )
-    assert result.returncode == 3, result.stderr
-    report = json.loads(result.stdout)
+    assert result.returncode == exit_code, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_step_that_does_not_fit_ends_with_exit_code_3(tmp_path):
+    """Seventy billion parameters on sixteen chips of 16 GiB, by the command."""
+    command = "fuji-70B-v2 --instance tpu-v5e-16 --set batch_size=16"
+    report = axcore_aot(command, tmp_path, exit_code=3)
     assert report["fits"] is False
     # Parameters, gradients and two moments in float32 alone are 16 bytes a parameter.
     assert report["hbm_bytes"]["total"] > 16 * 69e9 / 16 > report["hbm_limit_bytes"]
+
+
+@pytest.mark.timeout(1200)  # 200 CPU-seconds, on cores that others may use too
+def test_a_model_of_full_size_compiles_and_fits(tmp_path):
+    """Seven billion parameters on 256 chips, by the command."""
+    report = axcore_aot("fuji-7B-v2 --instance tpu-v5p-512", tmp_path, exit_code=0)
+    assert (report["devices"], report["mesh"]["fsdp"]) == (256, 256)
+    # float32, a 256th on each chip; rows of four sequences keep 20 GiB of activations.
+    assert 256 * report["hbm_bytes"]["parameters"] == pytest.approx(4 * 6.74e9, rel=0.02)
+    assert 20 < report["hbm_bytes"]["total"] / 2**30 < 40

@@ -28,7 +28,7 @@ _NEEDS = (
 class NeuronCompiler:
     """No compiler; implements :class:`axcore.parallel.aot.Compiler`."""
 
-    name = "none (memory model)"
+    name = "axlearn-neuron memory model"
     compiles = False
     reports_out_of_memory = False
     blind_spots = (

@@ -273,12 +273,14 @@ class Microbatch:
         of_source = value.of_source or stack.path.startswith("encoder/")
         tokens = self.seq_len if of_source or not self.has_source else self.target_len
         dims = tuple(self.seq_len if n == -1 else n for n in value.dims)
+        # What has the width between branches may be split there over more mesh axes.
+        between = value.axes == ("embed",)
         return round(
             value.copies
             * self.whole.array(
                 "activation",
                 (self.rows, tokens, *dims),
-                ("batch", "seq", *value.axes),
+                ("batch", "residual_seq" if between else "seq", *value.axes),
                 value.dtype,
                 f"{stack.path} {value.name}",
             )

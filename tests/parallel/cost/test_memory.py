@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import pytest
 from models_for_tests import language_model, llama2_7b, trainer
 
+from axcore.config import apply_modifier
 from axcore.errors import ShardingError
 from axcore.layers import RepeatedTransformer
-from axcore.parallel import ShardingRules
+from axcore.parallel import SequenceParallelModifier, ShardingRules
 from axcore.parallel.cost import abstract_mesh, kv_cache_bytes, memory_estimate
 from axcore.remat import Remat
 from axcore.train import Trainer
@@ -153,3 +154,13 @@ def test_bad_input_is_refused():
         memory_estimate(small(), {"data": 16}, num_devices=16)
     with pytest.raises(ShardingError, match="expected a trainer's config"):
         memory_estimate(language_model(**SMALL).set(max_seq_len=16), {"data": 1}, num_devices=1)
+
+
+def test_sequence_parallel_divides_what_is_kept_between_branches():
+    cfg = small(Remat("full"))
+    whole = memory_estimate(cfg, {"model": 4}, num_devices=4)
+    split = apply_modifier(cfg, SequenceParallelModifier.Config())
+    parts = memory_estimate(split, {"model": 4}, num_devices=4)
+    # Whole layers are recomputed, so their inputs alone are kept.
+    assert set(whole.activations_by_name) == {"block_in"}
+    assert parts.activations_by_name["block_in"] == whole.activations_by_name["block_in"] // 4

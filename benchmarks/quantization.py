@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from axcore import experiments
 from axcore.train.assemble import assemble
@@ -26,7 +27,7 @@ BASE = "none"
 
 def heldout_loss(model: str, recipe: str, seed: int, steps: int) -> float:
     """Returns the held-out loss at the end of a run, nats per token."""
-    cfg = experiments.get("tiny-lm")
+    cfg: Any = experiments.get("tiny-lm")
     cfg.set(seed=seed, max_step=steps)
     if model == "5m":
         cfg.model.set(model_dim=256)

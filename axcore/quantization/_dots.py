@@ -11,7 +11,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from axcore.config import Config
 from axcore.context import current_context
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers.initializers import Zeros
@@ -286,7 +285,6 @@ class Int4Dot(QuantizedDot):
 
 def _check_float8(module: Module, name: str) -> None:
     cfg: Any = module.cfg
-    assert isinstance(cfg, Config)
     value = getattr(cfg, name)
     if value not in _FLOAT8:
         raise ConfigError(

@@ -123,3 +123,11 @@ def test_packages_add_sites():
     assert Remat("sites", save=("test_router_logits",)).jax_policy("tpu") is not None
     with pytest.raises(ModuleError, match="declared twice"):
         declare_site("test_router_logits", "something else")
+
+
+def test_the_policy_none_is_text_and_not_pythons_none():
+    from axcore import experiments
+
+    cfg = experiments.get("tiny-lm")
+    cfg.set_path_text("model.decoder.stack.remat.policy", "none")
+    assert cfg.model.decoder.stack.remat == Remat("none")

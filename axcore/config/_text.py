@@ -281,7 +281,7 @@ def set_path_text(root: Any, path: str, text: str, trusted: tuple[str, ...]) -> 
     assert field is not None
     word = text.strip()
     candidates: list[Any] = []
-    errors: list[ConfigError] = []
+    errors: list[AxcoreError] = []
     try:
         candidates.append(parse_value(text, trusted))
     except ConfigError as e:
@@ -294,6 +294,6 @@ def set_path_text(root: Any, path: str, text: str, trusted: tuple[str, ...]) -> 
         try:
             _edit.set_path(root, path, value)
             return
-        except ConfigError as e:
+        except AxcoreError as e:  # a value inside a record is checked by the record's own words
             errors.append(e)
     raise errors[0]

@@ -178,7 +178,8 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback():
         timeout=120,
     )
     assert done.stdout == "{"
-    assert done.stderr.split() == ["0"]
+    # An accelerator's plugin may say on stderr that it found none.
+    assert "Traceback" not in done.stderr and done.stderr.split()[-1] == "0"
 
 
 # Plugin commands ----------------------------------------------------------------------------

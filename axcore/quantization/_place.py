@@ -15,13 +15,14 @@ from axcore.layers.roles import BaseHead
 from axcore.module import Module
 from axcore.ops import BaseDotGeneral, DotGeneral
 
-__all__ = ["DEFAULT_EXCLUDE", "Kind", "Site", "choose", "find_sites", "place"]
+__all__ = ["DEFAULT_EXCLUDE", "KINDS", "Site", "choose", "find_sites", "place"]
 
 #: Products that no recipe touches unless it is told to: a router's few logits decide a lot.
 DEFAULT_EXCLUDE = ("**/router", "**/router/**")
 _SHOWN = 5
 
 Kind = Literal["linear", "head", "attention"]
+KINDS: tuple[Kind, ...] = ("linear", "head", "attention")
 
 
 @dataclasses.dataclass(frozen=True)

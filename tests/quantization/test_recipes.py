@@ -1,5 +1,7 @@
 """Core's own training recipes pass the suite that plugins' recipes run."""
 
+import pytest
+
 from axcore.testing import QuantizationConformance
 
 
@@ -7,6 +9,7 @@ class TestInt8(QuantizationConformance):
     recipe = "int8"
 
 
+@pytest.mark.slow
 class TestInt8WithStochasticRounding(QuantizationConformance):
     recipe = "int8"
     options = {"stochastic_rounding": True}  # noqa: RUF012 - a constant

@@ -7,8 +7,8 @@ acceptable by default; on an accelerator whatever is not on the list is an error
 refusal, unless the target allows the op to fall back (``--set ops.OP.fallback=allow``).
 
 Only this module wraps kernels in ``shard_map``: along the dims their spec's ``partitioning`` names.
-A dim that is sharded but not named there is a refusal. The reference is never wrapped; XLA
-partitions it.
+A dim that is sharded but not named there is a refusal. The reference is never wrapped, nor is a
+kernel that says ``compiler_partitioned``; XLA partitions them.
 """
 
 from __future__ import annotations
@@ -189,9 +189,10 @@ def dispatch(
 
     key = f"{op}.{traced}"
     kernel = host().kernels.load(key)
-    if target is None or not _auto_axes(target):
+    spec = host().kernels.get(key)
+    if target is None or spec.compiler_partitioned or not _auto_axes(target):
         return kernel(**arrays, **static)
-    over = host().kernels.get(key).communicates
+    over = spec.communicates
     output = output_axes if output_placed is None else output_placed
     return _shard_mapped(kernel, given, output, static, target, over)
 
@@ -395,7 +396,9 @@ def _refusal(call: OpCall, name: str, target: Target | None) -> str | None:
     for axis in spec.communicates:
         if axis not in call.mesh_axes:
             return f"it is for a split dim {axis}, which is whole on each device here"
-    return None if target is None else _partition_refusal(call, spec, target)
+    if target is None or spec.compiler_partitioned:
+        return None
+    return _partition_refusal(call, spec, target)
 
 
 def _num_shards(target: Target | None, mesh_axes: tuple[str, ...]) -> int:

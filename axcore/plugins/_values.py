@@ -34,6 +34,7 @@ _TABLE: Sequence[tuple[str, Callable[[object], bool], str]] = (
     ("description scope", _text(r"(?s).*"), "a string"),
     ("reason", _text(r"(?s).*\S.*"), "a sentence that says why"),
     ("priority", lambda value: type(value) is int, "an int"),
+    ("compiler_partitioned", lambda value: isinstance(value, bool), "True or False"),
     ("value", lambda value: isinstance(value, bool | int | float | str), "a plain value"),
 )
 _FORMS = {

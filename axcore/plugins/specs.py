@@ -101,6 +101,8 @@ class KernelSpec(Spec):
             these axes as they lie that other kernels get gathered (the positions of keys), and is
             called with ``mesh_axes={axis: mesh axes}`` for its collectives. Only a rule or a user
             lists it.
+        compiler_partitioned: Whether it is plain XLA code that the compiler divides over the mesh,
+            as the reference is: then it is never wrapped and serves arrays however they lie.
         priority: Order of preference where a rule does not say; higher first.
     """
 
@@ -112,6 +114,7 @@ class KernelSpec(Spec):
     supports: str | None = None
     partitioning: Mapping[str, tuple[str, ...]] = NOTHING
     communicates: tuple[str, ...] = ()
+    compiler_partitioned: bool = False
     priority: int = 0
 
     named_by: ClassVar[tuple[str, ...]] = ("op", "implementation")

@@ -281,3 +281,18 @@ def test_every_reference_is_registered_as_a_kernel():
 def test_an_unknown_op_has_no_reference():
     with pytest.raises(OpError, match=r"no op named 'atention'.*\n.*'attention'"):
         ops.reference("atention")
+
+
+def test_plain_xla_code_of_a_plugin_is_divided_by_the_compiler(kernels):
+    mesh = build_mesh(MeshShape(fsdp=2), jax.devices()[:2])
+    seen = []
+
+    def norm(x, scale=None, *, eps):
+        seen.append(x.shape)
+        return x * 2
+
+    kernels("rms_norm", "plain", norm, compiler_partitioned=True)
+    split = target(mesh=mesh, kernels={"rms_norm": ("plain",)})
+    outputs, (choice,) = run(split, X)
+    assert choice.chosen == "plain" and seen == [X.shape]
+    np.testing.assert_array_equal(outputs, X * 2)

@@ -16,6 +16,7 @@ from axcore import experiments
 from axcore.cli import main
 from axcore.config import Config
 from axcore.module import flatten_specs
+from axcore.parallel.cost import model_flops
 from axcore.plugins import host
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -130,6 +131,31 @@ class ViT(NamedTuple):
         return first + self.layers * (4 * dense + network + 2 * norm) + norm + 1000 * (self.dim + 1)
 
 
+class Mixture(NamedTuple):
+    """As ``Llama``; ``active`` of the parameters serve one token, embeddings among them."""
+
+    total: int
+    active: int
+    vocab: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    experts: int
+    top_k: int
+    head_dim: int = 128
+    qk_norm: bool = False
+
+    def count(self, experts: int | None = None) -> int:
+        """Counts by hand, with no layer of ours."""
+        one = 3 * self.dim * self.ffn
+        held = self.experts if experts is None else experts
+        rest = self.layers * (held * one + self.dim * self.experts)
+        sizes = (self.vocab, self.dim, self.layers, self.heads, self.kv_heads, 0)
+        return rest + Llama(0, *sizes, head_dim=self.head_dim, qk_norm=self.qk_norm).count()
+
+
 def gemma(*sizes: int, head_dim: int = 256, qk_norm: bool = False) -> Llama:
     return Llama(*sizes, head_dim=head_dim, tied=True, qk_norm=qk_norm, norms=4)
 
@@ -221,6 +247,12 @@ PUBLISHED = {
     "vit-B16": ViT(86_567_656, 768, 12, 3072, 16),
     "vit-L16": ViT(304_326_632, 1024, 24, 4096, 16),
     "vit-H14": ViT(632_045_800, 1280, 32, 5120, 14),
+    "qwen3-30B-A3B": Mixture(
+        *(30_532_122_624, 3_353_032_704, 151936, 2048, 48, 32, 4, 768, 128, 8), qk_norm=True
+    ),
+    "qwen3-235B-A22B": Mixture(
+        *(235_093_634_560, 22_190_763_520, 151936, 4096, 94, 64, 4, 1536, 128, 8), qk_norm=True
+    ),
     "afm-on-device": Llama(
         2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
     ),
@@ -258,6 +290,25 @@ def test_a_member_has_the_published_number_of_parameters(name):
     specs = flatten_specs(model.parameter_specs())
     assert sum(math.prod(spec.shape) for spec in specs.values()) == PUBLISHED[name].total
     assert PUBLISHED[name].count() == PUBLISHED[name].total
+
+
+# Billions as the authors state them, in the report or in the name.
+ACTIVE = {"qwen3-30B-A3B": (30.5, 3.3), "qwen3-235B-A22B": (235, 22)}
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_mixture_has_the_published_number_of_active_parameters(name):
+    published = PUBLISHED[name]
+    assert isinstance(published, Mixture)
+    counted = model_flops(experiments.get(name)).num_active_parameters
+    assert counted == published.active == published.count(published.top_k)
+    for billions, exact in zip(ACTIVE[name], (published.total, counted), strict=True):
+        # Rounded or cut off there.
+        assert exact / 1e9 == pytest.approx(billions, abs=0.1 if billions % 1 else 1)
+
+
+def test_the_active_parameters_of_every_mixture_are_counted():
+    assert {name for name, it in PUBLISHED.items() if isinstance(it, Mixture)} == set(ACTIVE)
 
 
 def test_every_member_but_the_test_members_is_counted():

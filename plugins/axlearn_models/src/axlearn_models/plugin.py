@@ -130,6 +130,12 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "qwen3-32B": "Qwen3 32B",
         "qwen3-test": "Qwen3's structure, seconds on a laptop",
     },
+    # From here on: mixtures of experts, which need axlearn-moe.
+    "qwen3_moe": {
+        "qwen3-30B-A3B": "Qwen3 30B-A3B, 3B of its parameters for each token",
+        "qwen3-235B-A22B": "Qwen3 235B-A22B",
+        "qwen3-moe-test": "the structure of Qwen3's mixtures, seconds on a laptop",
+    },
 }
 
 # Format and architecture of foreign files -> the class in FAMILY/convert.py that reads them.

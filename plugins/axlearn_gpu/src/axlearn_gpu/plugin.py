@@ -1,8 +1,4 @@
-"""What axlearn-gpu contributes to axcore: GPU machines, how they are used, and compiler options.
-
-Still to come, and therefore not named by any rule: cuDNN, Pallas and Triton kernels, and FP8
-recipes.
-"""
+"""What axlearn-gpu contributes to axcore: GPU machines and their use, compiler options, kernels."""
 
 from __future__ import annotations
 
@@ -13,10 +9,12 @@ from axcore.plugins import (
     CompilerOptionSpec,
     CompilerSpec,
     InstanceTypeSpec,
+    KernelSpec,
     MeshRuleSpec,
     hookimpl,
 )
 from axlearn_gpu._gpus import MACHINES
+from axlearn_gpu.kernels import KERNELS
 
 __all__: list[str] = []
 
@@ -35,6 +33,11 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
         )
         for machine in MACHINES.values()
     )
+
+
+@hookimpl
+def axcore_kernels() -> Iterable[KernelSpec]:
+    return KERNELS
 
 
 @hookimpl

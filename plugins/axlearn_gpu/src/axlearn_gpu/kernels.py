@@ -1,0 +1,82 @@
+"""The kernels that this package registers, best first; strings only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from axcore.plugins import KernelSpec
+
+__all__ = ["KERNELS"]
+
+_QUERIES = ("batch", "heads")
+_KEYS = ("batch", "kv_heads")
+_ROWS = ("batch", "seq", "residual_seq")
+_ATTENTION: Mapping[str, tuple[str, ...]] = {
+    "q": _QUERIES,
+    "k": _KEYS,
+    "v": _KEYS,
+    "q_positions": ("batch",),
+    "kv_positions": ("batch",),
+    "kv_valid": ("batch",),
+    "q_segment_ids": ("batch",),
+    "kv_segment_ids": ("batch",),
+}
+# Ops whose reference ends the list.
+_PLAIN = (
+    "add_rms_norm",
+    "attention",
+    "gated_activation",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rotary",
+)
+
+
+def _kernel(
+    op: str,
+    implementation: str,
+    target: str,
+    supports: str,
+    partitioning: Mapping[str, tuple[str, ...]],
+    priority: int,
+    description: str,
+) -> KernelSpec:
+    return KernelSpec(
+        op=op,
+        implementation=implementation,
+        platforms=("gpu",),
+        target=f"axlearn_gpu.{target}",
+        supports=f"axlearn_gpu.supports:{supports}",
+        partitioning=partitioning,
+        priority=priority,
+        description=description,
+    )
+
+
+def _plain(op: str) -> KernelSpec:
+    return KernelSpec(
+        op=op,
+        implementation="xla_gpu",
+        platforms=("gpu",),
+        target=f"axlearn_gpu.reference:{op}",
+        supports="axlearn_gpu.supports:xla_attention" if op == "attention" else None,
+        compiler_partitioned=True,
+        priority=-100,
+        description="the XLA reference"
+        + (", for fewer than 2,048 keys and for caches" if op == "attention" else ""),
+    )
+
+
+KERNELS: tuple[KernelSpec, ...] = (
+    _kernel(
+        "attention",
+        "cudnn",
+        "cudnn_attention:attention_cudnn",
+        "cudnn",
+        _ATTENTION,
+        30,
+        "cuDNN's fused attention: full, causal and windowed masks, 16-bit",
+    ),
+    *(_plain(op) for op in _PLAIN),
+)
+KERNELS = tuple(k for k in KERNELS if k.op != "attention")

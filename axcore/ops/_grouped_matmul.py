@@ -8,7 +8,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from axcore.errors import OpError
-from axcore.ops._select import Operand, dispatch
+from axcore.ops._grouped_blocks import blocked_grouped_matmul
+from axcore.ops._select import Operand, ambient_target, dispatch
 
 __all__ = ["grouped_matmul", "grouped_matmul_xla"]
 
@@ -72,6 +73,10 @@ def grouped_matmul_xla(
 ) -> jax.Array:
     """Reference of :func:`grouped_matmul`."""
     low = jnp.issubdtype(rows.dtype, jnp.floating) and rows.dtype.itemsize < 4
-    sums = jnp.float32 if low else rows.dtype
-    out = lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=sums)
+    sums = jnp.dtype(jnp.float32 if low else rows.dtype)
+    target = ambient_target()
+    if target is None or target.platform == "cpu":
+        out = blocked_grouped_matmul(rows, weights, group_sizes, sums.name)
+    else:
+        out = lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=sums)
     return out.astype(preferred_element_type or rows.dtype)

@@ -138,7 +138,8 @@ def plan(
 def _recipe(name: str) -> Config:
     """Returns the modifier config of a quantization recipe."""
     target: Any = host().quantization.load(name)
-    return target() if callable(target) and not isinstance(target, type) else target.Config()
+    made: Any = target() if callable(target) and not isinstance(target, type) else target.Config()
+    return made
 
 
 def _to_verify(found: Plan, verify: int) -> list[int]:

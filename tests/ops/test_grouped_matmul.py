@@ -8,6 +8,7 @@ from jax.test_util import check_grads
 
 from axcore import ops
 from axcore.errors import OpError
+from axcore.parallel.cost import count_function
 
 E, K, N, M = 3, 4, 5, 11
 ROWS = jax.random.normal(jax.random.key(0), (M, K))
@@ -57,3 +58,12 @@ def test_sums_are_float32_in_bfloat16():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(OpError, match=r"expected \(M, K\), \(E, K, N\), \(E,\)"):
         ops.grouped_matmul(ROWS, WEIGHTS, jnp.array([1, 2]))
+
+
+@pytest.mark.parametrize("num_groups", [4, 64])
+def test_work_on_a_cpu_does_not_grow_with_the_number_of_groups(num_groups):
+    rows, weights = jnp.ones((256, 16)), jnp.ones((num_groups, 16, 8))
+    sizes = jnp.full((num_groups,), 256 // num_groups, jnp.int32)
+    cost = count_function(lambda r, w: ops.grouped_matmul(r, w, sizes), rows, weights)
+    # Each group's last tile may be half empty, and one tile a group may not be needed.
+    assert cost.matmul_flops <= 2 * 2 * 256 * 16 * 8 + num_groups * 8 * 2 * 16 * 8

@@ -1,0 +1,133 @@
+"""Grouped matmul in blocks of rows, for platforms whose ragged product visits every group.
+
+XLA's CPU backend computes ``ragged_dot`` as a product with all E matrices: E times the work and the
+memory. Here rows are cut into tiles that belong to one group each, and a loop multiplies each tile
+with the matrix of its group: at most ``M + E t`` rows for tiles of t rows.
+
+Shape legend: m rows, k and n sides of a matrix, e groups, t rows of a tile.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+__all__ = ["blocked_grouped_matmul"]
+
+_MIN_TILE, _MAX_TILE = 8, 128
+
+
+class _Tiles(NamedTuple):
+    """Where tiles lie; arrays of one entry per tile, in the order of rows."""
+
+    starts: jax.Array  # first row; past all rows for tiles that are not needed
+    stops: jax.Array  # end of the group's rows
+    groups: jax.Array
+
+
+def blocked_grouped_matmul(
+    rows: jax.Array, weights: jax.Array, group_sizes: jax.Array, sums: str
+) -> jax.Array:
+    """Computes the product of :func:`axcore.ops.grouped_matmul`, in the dtype of its sums.
+
+    Args:
+        rows: (M, K), sorted by group.
+        weights: (E, K, N).
+        group_sizes: (E,) int32.
+        sums: Dtype name of sums and result.
+    """
+    return _product(sums, rows, weights, group_sizes)
+
+
+def _tile_rows(num_rows: int, num_groups: int) -> int:
+    """Rows of a tile: about a group's share, so that at most half of the work is padding."""
+    share = max(num_rows // max(num_groups, 1), 1)
+    return min(max(1 << (share - 1).bit_length(), _MIN_TILE), _MAX_TILE)
+
+
+def _tiles(num_rows: int, group_sizes: jax.Array, tile: int) -> _Tiles:
+    ends = jnp.cumsum(group_sizes)
+    counts = -(-group_sizes // tile)
+    last_tiles = jnp.cumsum(counts)
+    number = jnp.arange(num_rows // tile + group_sizes.shape[0], dtype=group_sizes.dtype)
+    groups = jnp.searchsorted(last_tiles, number, side="right").astype(jnp.int32)
+    used = groups < group_sizes.shape[0]
+    groups = jnp.minimum(groups, group_sizes.shape[0] - 1)
+    within = number - (last_tiles - counts)[groups]
+    starts = jnp.where(used, (ends - group_sizes)[groups] + within * tile, num_rows)
+    return _Tiles(starts, jnp.where(used, ends[groups], num_rows), groups)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(sums: str, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    return _forward(sums, rows, weights, group_sizes)
+
+
+def _forward(
+    sums: str, rows_mk: jax.Array, weights_ekn: jax.Array, group_sizes: jax.Array
+) -> jax.Array:
+    m, n = rows_mk.shape[0], weights_ekn.shape[2]
+    tile = _tile_rows(m, weights_ekn.shape[0])
+    tiles = _tiles(m, group_sizes, tile)
+    rows_mk = jnp.pad(rows_mk, ((0, tile), (0, 0)))
+
+    def step(out_mn: jax.Array, at: _Tiles) -> tuple[jax.Array, None]:
+        rows_tk = lax.dynamic_slice_in_dim(rows_mk, at.starts, tile)
+        weight_kn = lax.dynamic_index_in_dim(weights_ekn, at.groups, keepdims=False)
+        out_tn = jnp.matmul(rows_tk, weight_kn, preferred_element_type=jnp.dtype(sums))
+        # Rows past the group's end are written again by the tiles of the next groups.
+        return lax.dynamic_update_slice_in_dim(out_mn, out_tn, at.starts, 0), None
+
+    out_mn, _ = lax.scan(step, jnp.zeros((m + tile, n), sums), tiles)
+    in_a_group = jnp.arange(m) < jnp.sum(group_sizes)
+    return jnp.where(in_a_group[:, None], out_mn[:m], 0)
+
+
+def _weight_gradient(
+    sums: str,
+    rows_mk: jax.Array,
+    grads_mn: jax.Array,
+    group_sizes: jax.Array,
+) -> jax.Array:
+    """(e, k, n): of each group, its rows transposed times its gradients."""
+    m, e = rows_mk.shape[0], group_sizes.shape[0]
+    tile = _tile_rows(m, e)
+    tiles = _tiles(m, group_sizes, tile)
+    rows_mk = jnp.pad(rows_mk, ((0, tile), (0, 0)))
+    grads_mn = jnp.pad(grads_mn, ((0, tile), (0, 0)))
+
+    def step(out_ekn: jax.Array, at: _Tiles) -> tuple[jax.Array, None]:
+        rows_tk = lax.dynamic_slice_in_dim(rows_mk, at.starts, tile)
+        grads_tn = lax.dynamic_slice_in_dim(grads_mn, at.starts, tile)
+        mine = at.starts + jnp.arange(tile) < at.stops
+        rows_tk = jnp.where(mine[:, None], rows_tk, 0)
+        product_kn = jnp.matmul(rows_tk.T, grads_tn, preferred_element_type=jnp.dtype(sums))
+        old_kn = lax.dynamic_index_in_dim(out_ekn, at.groups, keepdims=False)
+        return lax.dynamic_update_index_in_dim(out_ekn, old_kn + product_kn, at.groups, 0), None
+
+    shape = (e, rows_mk.shape[1], grads_mn.shape[1])
+    return lax.scan(step, jnp.zeros(shape, sums), tiles)[0]
+
+
+def _save(
+    sums: str, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    return _forward(sums, rows, weights, group_sizes), (rows, weights, group_sizes)
+
+
+def _backward(
+    sums: str, saved: tuple[jax.Array, jax.Array, jax.Array], grads: jax.Array
+) -> tuple[jax.Array, jax.Array, np.ndarray]:
+    rows, weights, group_sizes = saved
+    d_rows = _forward(sums, grads, jnp.swapaxes(weights, 1, 2), group_sizes)
+    d_weights = _weight_gradient(sums, rows, grads, group_sizes)
+    zero = np.zeros(group_sizes.shape, jax.dtypes.float0)
+    return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), zero
+
+
+_product.defvjp(_save, _backward)

@@ -69,8 +69,11 @@ def axcore_kernels() -> Iterable[KernelSpec]:
             "heads are split in place of the sequence, then any other implementation",
         ),
         _xla("attention", "axcore.ops._attention._xla:attention_xla"),
+        _xla("paged_attention", "axcore.ops._paged_attention:paged_attention_xla"),
         _xla("rms_norm", "axcore.ops._norms:rms_norm_xla"),
+        _xla("add_rms_norm", "axcore.ops._norms:add_rms_norm_xla"),
         _xla("layer_norm", "axcore.ops._norms:layer_norm_xla"),
+        _xla("rotary", "axcore.ops._rotary:rotary_xla"),
         _xla("gated_activation", "axcore.ops._activation:gated_activation_xla"),
         _xla(
             "linear_cross_entropy",

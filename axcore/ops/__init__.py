@@ -35,14 +35,17 @@ _PUBLIC = {
     "SlidingWindow": "axcore.ops.masks",
     "TracedWindow": "axcore.ops.masks",
     "activation": "axcore.ops._activation",
+    "add_rms_norm": "axcore.ops._norms",
     "attention": "axcore.ops._attention",
     "gated_activation": "axcore.ops._activation",
     "grouped_matmul": "axcore.ops._grouped_matmul",
     "layer_norm": "axcore.ops._norms",
     "linear_cross_entropy": "axcore.ops._linear_cross_entropy",
+    "paged_attention": "axcore.ops._paged_attention",
     "record_choices": "axcore.ops._select",
     "reference": "axcore.ops._select",
     "rms_norm": "axcore.ops._norms",
+    "rotary": "axcore.ops._rotary",
     "select": "axcore.ops._select",
 }
 
@@ -58,11 +61,14 @@ if TYPE_CHECKING:
     from axcore.ops._grouped_matmul import grouped_matmul as grouped_matmul
     from axcore.ops._linear_cross_entropy import LinearCrossEntropy as LinearCrossEntropy
     from axcore.ops._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from axcore.ops._norms import add_rms_norm as add_rms_norm
     from axcore.ops._norms import layer_norm as layer_norm
     from axcore.ops._norms import rms_norm as rms_norm
+    from axcore.ops._paged_attention import paged_attention as paged_attention
     from axcore.ops._records import KernelChoice as KernelChoice
     from axcore.ops._records import OpRule as OpRule
     from axcore.ops._records import Refusal as Refusal
+    from axcore.ops._rotary import rotary as rotary
     from axcore.ops._select import REFERENCE as REFERENCE
     from axcore.ops._select import record_choices as record_choices
     from axcore.ops._select import reference as reference

@@ -10,7 +10,14 @@ from jaxtyping import Array, Float
 from axcore.errors import OpError
 from axcore.ops._select import Operand, dispatch
 
-__all__ = ["layer_norm", "layer_norm_xla", "rms_norm", "rms_norm_xla"]
+__all__ = [
+    "add_rms_norm",
+    "add_rms_norm_xla",
+    "layer_norm",
+    "layer_norm_xla",
+    "rms_norm",
+    "rms_norm_xla",
+]
 
 
 def rms_norm(
@@ -47,6 +54,57 @@ def rms_norm(
         {"x": Operand(x, axes, placed), "scale": Operand(scale, ("embed",))},
         output_axes=axes,
         output_placed=placed,
+        static={"eps": eps},
+        options={"eps": eps},
+        implementation=implementation,
+    )
+
+
+def add_rms_norm(
+    x: Float[Array, "... D"],
+    residual: Float[Array, "... D"],
+    scale: Float[Array, " D"] | None = None,
+    eps: float = 1e-6,
+    *,
+    placed: tuple[str | None, ...] | None = None,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "... D"], Float[Array, "... D"]]:
+    r"""The sum of a branch and the residual stream, and its RMS normalization, in one pass.
+
+    :math:`h = x + r` and :math:`h / \sqrt{\mathrm{mean}(h^2) + \epsilon} \cdot s`. The sum is
+    rounded to its dtype before it is normalized, as the two steps apart do.
+
+    Args:
+        x: What a branch adds, (..., D).
+        residual: The stream, (..., D) in x's dtype.
+        scale: (D,) or None for 1.
+        eps: Added to the mean square.
+        placed: As for :func:`rms_norm`.
+        implementation: Forces a kernel by name.
+
+    Returns:
+        The normalized sum and the sum, both (..., D) in x's dtype.
+
+    Raises:
+        OpError: Shapes or dtypes do not fit, or no acceptable kernel serves the call.
+    """
+    if x.shape != residual.shape or x.dtype != residual.dtype:
+        raise OpError(
+            f"add_rms_norm got x {x.dtype}{x.shape} and residual {residual.dtype}{residual.shape}:"
+            " expected equal shapes and dtypes",
+            code="AX402",
+        )
+    _check("add_rms_norm", x, scale=scale)
+    axes = _axes(x)
+    return dispatch(
+        "add_rms_norm",
+        {
+            "x": Operand(x, axes, placed),
+            "residual": Operand(residual, axes, placed),
+            "scale": Operand(scale, ("embed",)),
+        },
+        output_axes=(axes, axes),
+        output_placed=None if placed is None else (placed, placed),
         static={"eps": eps},
         options={"eps": eps},
         implementation=implementation,
@@ -107,6 +165,14 @@ def rms_norm_xla(x: jax.Array, scale: jax.Array | None = None, *, eps: float = 1
     if scale is not None:
         out = out * scale.astype(jnp.float32)
     return out.astype(x.dtype)
+
+
+def add_rms_norm_xla(
+    x: jax.Array, residual: jax.Array, scale: jax.Array | None = None, *, eps: float = 1e-6
+) -> tuple[jax.Array, jax.Array]:
+    """Reference of :func:`add_rms_norm`."""
+    total = x + residual
+    return rms_norm_xla(total, scale, eps=eps), total
 
 
 def layer_norm_xla(

@@ -49,11 +49,17 @@ __all__ = [
 #: Name of the pure-XLA implementation that every op has.
 REFERENCE = "xla"
 
+#: Target of kernel specs that accept the reference where their ``supports`` has no objection.
+_ACCEPTED_REFERENCE = "axcore.ops:reference"
+
 #: op -> target of its reference implementation.
 REFERENCES: Mapping[str, str] = {
     "attention": "axcore.ops._attention._xla:attention_xla",
+    "paged_attention": "axcore.ops._paged_attention:paged_attention_xla",
     "rms_norm": "axcore.ops._norms:rms_norm_xla",
+    "add_rms_norm": "axcore.ops._norms:add_rms_norm_xla",
     "layer_norm": "axcore.ops._norms:layer_norm_xla",
+    "rotary": "axcore.ops._rotary:rotary_xla",
     "gated_activation": "axcore.ops._activation:gated_activation_xla",
     "linear_cross_entropy": "axcore.ops._linear_cross_entropy._xla:linear_cross_entropy_xla",
     "grouped_matmul": "axcore.ops._grouped_matmul:grouped_matmul_xla",
@@ -188,6 +194,8 @@ def dispatch(
     from axcore.plugins import host
 
     key = f"{op}.{traced}"
+    if host().kernels.get(key).target == _ACCEPTED_REFERENCE:
+        return reference(op)(**arrays, **static)
     kernel = host().kernels.load(key)
     spec = host().kernels.get(key)
     if target is None or spec.compiler_partitioned or not _auto_axes(target):
@@ -393,6 +401,8 @@ def _refusal(call: OpCall, name: str, target: Target | None) -> str | None:
         reason = supports(call)
         if reason is not None:
             return str(reason)
+    if spec.target == _ACCEPTED_REFERENCE:
+        return None  # XLA partitions it
     for axis in spec.communicates:
         if axis not in call.mesh_axes:
             return f"it is for a split dim {axis}, which is whole on each device here"
@@ -423,8 +433,11 @@ def _partition_refusal(call: OpCall, spec: KernelSpec, target: Target) -> str | 
             if size % num:
                 return f"dim {axis} of {argument} ({size}) does not divide over {num} devices"
     heads, kv_heads = (call.mesh_axes.get(a, ()) for a in ("heads", "kv_heads"))
-    one_kv_head = "k" in call.shapes and call.shapes["k"][2:3] == (1,)
-    if call.op == "attention" and heads != kv_heads and not one_kv_head:
+    keys = {"attention": ("k", 2), "paged_attention": ("k_pages", 0)}.get(call.op)
+    if keys is None or heads == kv_heads:
+        return None
+    argument, dim = keys
+    if call.shapes[argument][dim] != 1:
         return (
             f"query heads are sharded over {heads or 'nothing'} and key/value heads over"
             f" {kv_heads or 'nothing'}: a device would lack the keys of its queries"
@@ -462,7 +475,10 @@ def _shard_mapped(
     )
     if communicates:
         static = {**static, "mesh_axes": {a: sharded_axes(target, a) for a in communicates}}
-    is_axes = lambda x: isinstance(x, tuple) and not hasattr(x, "_fields")  # noqa: E731
+
+    def is_axes(x: Any) -> bool:  # and not a tuple of results, each with its own
+        return isinstance(x, tuple) and all(a is None or isinstance(a, str) for a in x)
+
     out_specs = jax.tree.map(spec, output_placed, is_leaf=is_axes)
 
     def local(*arrays: jax.Array) -> Any:

@@ -12,7 +12,10 @@ import pytest
 
 from axcore.ops import masks
 
-__all__ = ["KernelCase", "default_cases"]
+__all__ = ["NOT_DIFFERENTIABLE", "KernelCase", "default_cases"]
+
+#: Ops without a gradient, whoever serves them.
+NOT_DIFFERENTIABLE = ("paged_attention",)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -101,6 +104,49 @@ def _linear_cross_entropy() -> list[KernelCase]:
     ]
 
 
+def _rotary() -> list[KernelCase]:
+    def angles(batch: int, num: int) -> Callable[[], dict[str, Any]]:
+        def make() -> dict[str, Any]:
+            positions = jnp.arange(5, dtype=jnp.float32) + 3 * jnp.arange(batch)[:, None]
+            turns = positions[:, :, None] * 0.7 ** jnp.arange(num)
+            return {"cos": jnp.cos(turns), "sin": jnp.sin(turns)}
+
+        return make
+
+    qk = {"q": (2, 5, 4, 16), "k": (2, 5, 2, 16)}
+    return [
+        KernelCase("half", qk, {"pairing": "half"}, angles(2, 8)),
+        KernelCase("interleaved", qk, {"pairing": "interleaved"}, angles(2, 8)),
+        KernelCase("partial", qk, {"pairing": "half"}, angles(2, 4)),
+        KernelCase("partial-interleaved", qk, {"pairing": "interleaved"}, angles(2, 2)),
+        KernelCase("one-row-of-angles", qk, {"pairing": "half"}, angles(1, 8)),
+    ]
+
+
+def _paged_attention() -> list[KernelCase]:
+    def shapes(heads: int, kv_heads: int) -> Shapes:
+        pages = (kv_heads, 16, 4, 16)
+        return {"q": (3, heads, 16), "k_pages": pages, "v_pages": pages}
+
+    def rows(*lengths: int) -> Callable[[], dict[str, Any]]:
+        table = jnp.arange(15, dtype=jnp.int32).reshape(3, 5) * 7 % 16  # no page twice
+        return lambda: {"lengths": jnp.array(lengths, jnp.int32), "page_table": table}
+
+    def sinks() -> dict[str, Any]:
+        return {**rows(4, 7, 20)(), "sinks": jnp.linspace(-1.0, 1.0, 4)}
+
+    plain: dict[str, Any] = {"logit_scale": 0.25, "logit_cap": None, "window": None}
+    return [
+        KernelCase("multi-head", shapes(4, 4), plain, rows(1, 7, 20)),
+        KernelCase("grouped-query", shapes(4, 2), plain, rows(4, 8, 13)),
+        KernelCase("multi-query", shapes(4, 1), plain, rows(4, 8, 13)),
+        KernelCase("an-empty-row", shapes(4, 2), plain, rows(0, 7, 20)),
+        KernelCase("logit-cap", shapes(4, 2), {**plain, "logit_cap": 2.0}, rows(1, 7, 20)),
+        KernelCase("window", shapes(4, 2), {**plain, "window": 5}, rows(1, 7, 20)),
+        KernelCase("sinks", shapes(4, 2), plain, sinks),
+    ]
+
+
 def _cases() -> dict[str, Callable[[], list[KernelCase]]]:
     x, vector, gates = (2, 5, 32), (32,), {"gate": (2, 5, 32), "up": (2, 5, 32)}
     return {
@@ -112,6 +158,13 @@ def _cases() -> dict[str, Callable[[], list[KernelCase]]]:
             KernelCase("two-dims", {"x": (7, 32), "scale": vector}, {"eps": 1e-6}),
             KernelCase("heads", {"x": (2, 5, 4, 32), "scale": vector}, {"eps": 1e-6}),
         ],
+        "add_rms_norm": lambda: [
+            KernelCase("scaled", {"x": x, "residual": x, "scale": vector}, {"eps": 1e-6}),
+            KernelCase("unscaled", {"x": x, "residual": x}, {"eps": 1e-6}),
+            KernelCase(
+                "two-dims", {"x": (7, 32), "residual": (7, 32), "scale": vector}, {"eps": 1e-6}
+            ),
+        ],
         "layer_norm": lambda: [
             KernelCase("affine", {"x": x, "scale": vector, "bias": vector}, {"eps": 1e-5}),
             KernelCase("scaled", {"x": x, "scale": vector}, {"eps": 1e-5}),
@@ -122,6 +175,8 @@ def _cases() -> dict[str, Callable[[], list[KernelCase]]]:
         ],
         "linear_cross_entropy": _linear_cross_entropy,
         "grouped_matmul": _grouped_matmul,
+        "rotary": _rotary,
+        "paged_attention": _paged_attention,
     }
 
 

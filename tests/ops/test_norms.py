@@ -89,3 +89,16 @@ def test_a_scale_of_another_size_is_refused():
         ops.rms_norm(jnp.ones((2, 8)), jnp.ones(4))
     with pytest.raises(OpError, match="layer_norm got a scalar"):
         ops.layer_norm(jnp.ones(()))
+
+
+def test_add_rms_norm_is_the_two_steps_apart_to_the_bit():
+    x, residual = (jax.random.normal(jax.random.key(i), (2, 3, 8), jnp.bfloat16) for i in (0, 1))
+    scale = jnp.linspace(0.5, 2.0, 8)
+    normed, total = ops.add_rms_norm(x, residual, scale, eps=1e-5)
+    np.testing.assert_array_equal(total, x + residual)
+    np.testing.assert_array_equal(normed, ops.rms_norm(x + residual, scale, eps=1e-5))
+
+
+def test_add_rms_norm_wants_equal_shapes():
+    with pytest.raises(OpError, match=r"residual float32\(2, 8\)"):
+        ops.add_rms_norm(jnp.ones((3, 8)), jnp.ones((2, 8)))

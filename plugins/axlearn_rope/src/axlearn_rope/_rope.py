@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from axcore import ops
 from axcore.errors import ModuleError, did_you_mean
 from axcore.layers import BaseQueryKeyTransform, SequenceInfo
 from axlearn_rope._axes import MultiAxis
@@ -110,10 +111,10 @@ class RoPE(BaseQueryKeyTransform):
                     or f"it reads {', '.join(_LAYER_VALUES)}",
                 )
         cos, sin = self._cos_sin(info)
-        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+        return ops.rotary(q, k, cos, sin, pairing=self.cfg.pairing)
 
     def _cos_sin(self, info: SequenceInfo) -> tuple[jax.Array, jax.Array]:
-        """Returns cosines and sines, float32 (batch, seq, 1, rotary_dim / 2)."""
+        """Returns cosines and sines, float32 (batch, seq, rotary_dim / 2)."""
         positions = self._positions(info)
         frequencies, factor = self._frequencies(info, jnp.max(positions, axis=-1))
         angles = positions.astype(jnp.float32) * frequencies
@@ -121,7 +122,7 @@ class RoPE(BaseQueryKeyTransform):
         enabled = info.layer_values.get("rope_enabled")
         if enabled is not None:
             cos, sin = jnp.where(enabled != 0, cos, 1.0), jnp.where(enabled != 0, sin, 0.0)
-        return cos[:, :, None, :], sin[:, :, None, :]
+        return cos, sin
 
     def _positions(self, info: SequenceInfo) -> jax.Array:
         """Returns the position that each frequency reads: int (batch, seq, 1 or rotary_dim / 2)."""
@@ -155,22 +156,6 @@ class RoPE(BaseQueryKeyTransform):
             frequencies = jnp.where(enabled != 0, frequencies, plain)
             factor = jnp.where(enabled != 0, factor, 1.0)
         return frequencies, factor
-
-    def _rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """Turns the first dims of (batch, seq, heads, head_dim) in float32."""
-        dim = self._dim
-        wide = x[..., :dim].astype(jnp.promote_types(x.dtype, jnp.float32))
-        if self.cfg.pairing == "half":
-            a, b = wide[..., : dim // 2], wide[..., dim // 2 :]
-            turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        else:
-            a, b = wide[..., 0::2], wide[..., 1::2]
-            pairs = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
-            turned = pairs.reshape(wide.shape)
-        turned = turned.astype(x.dtype)
-        if dim == x.shape[-1]:
-            return turned
-        return jnp.concatenate([turned, x[..., dim:]], axis=-1)
 
 
 def _lengths(positions: jax.Array, segment_ids: jax.Array | None) -> jax.Array:

@@ -132,7 +132,8 @@ def check_compiler_options(
         if not answer["certain"] and (key in vouched or key.startswith(own)):
             _log.info("only the compiler on the machine knows whether there is an option %r", key)
             continue
-        raise _unknown(key, instance.platform, where, (*vouched, *answer["names"]))
+        near = [n for n in answer["names"] if _foreign(n, instance.platform) is None]
+        raise _unknown(key, instance.platform, where, (*vouched, *near))
 
 
 def explain_refusal(error: BaseException, options: Mapping[str, Option]) -> ConfigError | None:

@@ -18,6 +18,7 @@ from axcore.parallel import resolve_instance
 from axcore.parallel.cost import StepPrediction, predict_step
 from axcore.parallel.plan import Objective, Plan, Ranked, rule_text, search
 from axcore.plugins import Instance, host, pattern_matches
+from axcore.quantization import QuantizeModifier
 from axcore.train.aot import aot
 from axcore.train.assemble import Assembled
 
@@ -136,10 +137,10 @@ def plan(
 
 
 def _recipe(name: str) -> Config:
-    """Returns the modifier config of a quantization recipe."""
-    target: Any = host().quantization.load(name)
-    made: Any = target() if callable(target) and not isinstance(target, type) else target.Config()
-    return made
+    """Returns the modifier config that applies a quantization recipe, whatever is there."""
+    modifier = QuantizeModifier.Config(recipe=name, override=True)
+    modifier.instantiate().recipe_config()  # an unknown name is an error here, not in the search
+    return modifier
 
 
 def _to_verify(found: Plan, verify: int) -> list[int]:

@@ -7,7 +7,9 @@ slower, keeps its reason.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -242,14 +244,27 @@ class _Looker:
 
     def _config(self, candidate: Candidate) -> Any:
         cfg = self.cfg
-        for modifier in candidate.modifiers():
-            cfg = apply_modifier(cfg, modifier)
+        with _unlogged("axcore.config"):
+            for modifier in candidate.modifiers():
+                cfg = apply_modifier(cfg, modifier)
         return cfg
 
     def _memory(self, cfg: Any) -> MemoryEstimate:
         return memory_estimate(
             cfg, num_devices=self.instance.num_devices, num_slices=self.instance.num_slices
         )
+
+
+@contextlib.contextmanager
+def _unlogged(name: str) -> Iterator[None]:
+    """Keeps a logger's reports of edits back: a search makes thousands that nobody will run."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _fixed(cfg: Any, field: str) -> Any:

@@ -49,9 +49,6 @@ __all__ = [
 #: Name of the pure-XLA implementation that every op has.
 REFERENCE = "xla"
 
-#: Target of kernel specs that accept the reference where their ``supports`` has no objection.
-_ACCEPTED_REFERENCE = "axcore.ops:reference"
-
 #: op -> target of its reference implementation.
 REFERENCES: Mapping[str, str] = {
     "attention": "axcore.ops._attention._xla:attention_xla",
@@ -194,8 +191,6 @@ def dispatch(
     from axcore.plugins import host
 
     key = f"{op}.{traced}"
-    if host().kernels.get(key).target == _ACCEPTED_REFERENCE:
-        return reference(op)(**arrays, **static)
     kernel = host().kernels.load(key)
     spec = host().kernels.get(key)
     if target is None or spec.compiler_partitioned or not _auto_axes(target):
@@ -401,8 +396,6 @@ def _refusal(call: OpCall, name: str, target: Target | None) -> str | None:
         reason = supports(call)
         if reason is not None:
             return str(reason)
-    if spec.target == _ACCEPTED_REFERENCE:
-        return None  # XLA partitions it
     for axis in spec.communicates:
         if axis not in call.mesh_axes:
             return f"it is for a split dim {axis}, which is whole on each device here"

@@ -1,7 +1,4 @@
-"""What axlearn-tpu contributes to axcore: TPU slices, how they are used, and compiler options.
-
-Still to come, and therefore not named by any rule: Pallas kernels, and INT8 and FP8 recipes.
-"""
+"""What axlearn-tpu contributes to axcore: TPU slices, how they are used, kernels, compiler options."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from axcore.plugins import (
     CompilerOptionSpec,
     CompilerSpec,
     InstanceTypeSpec,
+    KernelSpec,
     MeshRuleSpec,
     hookimpl,
 )
@@ -75,6 +73,47 @@ def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
             reason=sharded + reason,
         )
         for generation, reason in reasons.items()
+    )
+
+
+_ROWS = ("batch",)
+_ATTENTION = {
+    "q": ("batch", "heads"),
+    "k": ("batch", "kv_heads"),
+    "v": ("batch", "kv_heads"),
+    "sinks": ("heads",),
+    "q_positions": _ROWS,
+    "kv_positions": _ROWS,
+    "kv_valid": _ROWS,
+    "q_segment_ids": _ROWS,
+    "kv_segment_ids": _ROWS,
+    "prefix_lengths": _ROWS,
+}
+
+
+@hookimpl
+def axcore_kernels() -> Iterable[KernelSpec]:
+    return (
+        KernelSpec(
+            op="attention",
+            implementation="pallas_splash",
+            platforms=("tpu",),
+            target="axlearn_tpu.pallas_splash:attention_splash",
+            supports="axlearn_tpu.supports:splash",
+            partitioning=_ATTENTION,
+            priority=30,
+            description="JAX's splash attention: blocks that the mask hides are skipped",
+        ),
+        KernelSpec(
+            op="attention",
+            implementation="xla_tpu",
+            platforms=("tpu",),
+            target="axlearn_tpu.reference:attention",
+            supports="axlearn_tpu.supports:xla_attention",
+            compiler_partitioned=True,
+            priority=-100,
+            description="XLA's own, where logits are few: short sequences, decoding, caches",
+        ),
     )
 
 

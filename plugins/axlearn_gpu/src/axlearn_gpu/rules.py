@@ -5,7 +5,8 @@ gathers the weights of a layer in less time than the layer takes. Beyond it weig
 the hosts' adapters, some 50 GB/s for each GPU, and gathering all of them would take longer than
 computing: there tensors are split within the host (``model``), so that each GPU gathers its part.
 
-No kernel and no quantization recipe is named: there are none yet.
+On H100 and H200 linear layers multiply in FP8 with delayed scaling over 128 steps, as in the
+published H100 rule (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfloat16.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from axcore.config import Config
 from axcore.parallel import RematChoice, Traits, fully_sharded
 from axcore.plugins import Instance
+from axcore.quantization import QuantizeModifier
 from axcore.remat import Remat
 
 __all__ = ["gpu"]
@@ -24,16 +26,22 @@ _CHOICES = (
     RematChoice(Remat("full"), whole=1),
 )
 _MAX_MODEL = 8
+_FP8 = QuantizeModifier.Config(recipe="fp8-delayed", override=True, options={"history_length": 128})
+_HOPPER = ("gpu-h100", "gpu-h200")
 
 
 def gpu(traits: Traits, instance: Instance) -> tuple[Config, ...]:
-    """``fsdp=-1``; beyond NVLink ``model=8`` (4 on hosts of 4); attention saved where it fits."""
+    """``fsdp=-1``; beyond NVLink ``model=8`` (4 on hosts of 4); attention saved where it fits.
+
+    FP8 products on Hopper.
+    """
     within = min(_MAX_MODEL, instance.devices_per_host)
     inside_nvlink = instance.num_devices <= int(instance.attributes["nvlink_domain"])
-    return fully_sharded(
+    fitted = fully_sharded(
         traits,
         instance,
         choices=_CHOICES,
         model=1 if inside_nvlink else within,
         max_model=within,
     )
+    return (*fitted, _FP8) if instance.family in _HOPPER else fitted

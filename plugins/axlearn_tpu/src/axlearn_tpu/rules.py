@@ -5,7 +5,8 @@ All shard parameters and optimizer state over a whole slice (``fsdp=-1``) and re
 one layer while another is at work. They differ in what the backward pass finds: that is a matter of
 memory. Tensors are split (``model``) only where a step has fewer rows than the machine has devices.
 
-No kernel and no quantization recipe is named: there are none yet.
+On v5e linear layers multiply in INT8, whose rate there is twice that of bfloat16, as in the
+published rule (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfloat16.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from axcore.config import Config
 from axcore.parallel import RematChoice, Traits, fully_sharded
 from axcore.plugins import Instance
+from axcore.quantization import QuantizeModifier
 from axcore.remat import Remat
 
 __all__ = ["v4", "v5e", "v5p", "v6e", "v7x"]
@@ -21,10 +23,11 @@ __all__ = ["v4", "v5e", "v5p", "v6e", "v7x"]
 # keys and values are 3 without grouping, attention's output 1.
 _QKV_AND_OUT = RematChoice(Remat("sites", save=("qkv_proj", "attn_out")), whole=2, split=3)
 # Besides the layer's input, what is on its way to host memory and back, and what of the layer at
-# work the share left free does not hold: fuji-7B on v5e-256, four rows a chip, took 4.5 in all.
+# work the share left free does not hold: 7B parameters on 256 chips, four rows each, took 4.5.
 _OFFLOAD_DOTS = RematChoice(Remat("offload_dots"), whole=3)
 _FULL = RematChoice(Remat("full"), whole=1)
 _MAX_MODEL = 8
+_INT8 = QuantizeModifier.Config(recipe="int8", override=True)
 
 
 def v4(traits: Traits, instance: Instance) -> tuple[Config, ...]:
@@ -33,8 +36,8 @@ def v4(traits: Traits, instance: Instance) -> tuple[Config, ...]:
 
 
 def v5e(traits: Traits, instance: Instance) -> tuple[Config, ...]:
-    """16 GiB: results of matrix products go to host memory, as in the published rule."""
-    return _slice(traits, instance, _OFFLOAD_DOTS)
+    """16 GiB: results of matrix products go to host memory, INT8, as in the published rule."""
+    return (*_slice(traits, instance, _OFFLOAD_DOTS), _INT8)
 
 
 def v5p(traits: Traits, instance: Instance) -> tuple[Config, ...]:

@@ -57,6 +57,28 @@ def _over_a_split_sequence(implementation: str, supports: str, description: str)
     )
 
 
+def _products_around_a_ring() -> Iterable[KernelSpec]:
+    """Products that hide the transfers of sequence parallelism; only a rule or a user chooses."""
+    inside = ("batch", "seq", "mlp", "heads", "kv_heads")
+    between = ("batch", "residual_seq")
+    shards = ("mlp", "heads", "kv_heads")
+    for op, supports, x in (
+        ("all_gather_matmul", "all_gather_supports", between),
+        ("matmul_reduce_scatter", "reduce_scatter_supports", inside),
+    ):
+        yield KernelSpec(
+            op=op,
+            implementation="ring",
+            platforms=("*",),
+            target=f"axcore.ops._collective_ring:{op}_ring",
+            supports=f"axcore.ops._ring_supports:{supports}",
+            partitioning={"x": x, "weight": shards},
+            communicates=("residual_seq",),
+            priority=-50,
+            description="transfers in steps around a ring, each behind a part of the product",
+        )
+
+
 @hookimpl
 def axcore_kernels() -> Iterable[KernelSpec]:
     return (
@@ -80,6 +102,9 @@ def axcore_kernels() -> Iterable[KernelSpec]:
             "axcore.ops._linear_cross_entropy._xla:linear_cross_entropy_xla",
         ),
         _xla("grouped_matmul", "axcore.ops._grouped_matmul:grouped_matmul_xla"),
+        _xla("all_gather_matmul", "axcore.ops._collective_matmul:all_gather_matmul_xla"),
+        _xla("matmul_reduce_scatter", "axcore.ops._collective_matmul:matmul_reduce_scatter_xla"),
+        *_products_around_a_ring(),
     )
 
 

@@ -36,11 +36,13 @@ _PUBLIC = {
     "TracedWindow": "axcore.ops.masks",
     "activation": "axcore.ops._activation",
     "add_rms_norm": "axcore.ops._norms",
+    "all_gather_matmul": "axcore.ops._collective_matmul",
     "attention": "axcore.ops._attention",
     "gated_activation": "axcore.ops._activation",
     "grouped_matmul": "axcore.ops._grouped_matmul",
     "layer_norm": "axcore.ops._norms",
     "linear_cross_entropy": "axcore.ops._linear_cross_entropy",
+    "matmul_reduce_scatter": "axcore.ops._collective_matmul",
     "paged_attention": "axcore.ops._paged_attention",
     "record_choices": "axcore.ops._select",
     "reference": "axcore.ops._select",
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from axcore.ops._attention import DenseKV as DenseKV
     from axcore.ops._attention import KVView as KVView
     from axcore.ops._attention import attention as attention
+    from axcore.ops._collective_matmul import all_gather_matmul as all_gather_matmul
+    from axcore.ops._collective_matmul import matmul_reduce_scatter as matmul_reduce_scatter
     from axcore.ops._grouped_matmul import grouped_matmul as grouped_matmul
     from axcore.ops._linear_cross_entropy import LinearCrossEntropy as LinearCrossEntropy
     from axcore.ops._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy

@@ -60,6 +60,8 @@ REFERENCES: Mapping[str, str] = {
     "gated_activation": "axcore.ops._activation:gated_activation_xla",
     "linear_cross_entropy": "axcore.ops._linear_cross_entropy._xla:linear_cross_entropy_xla",
     "grouped_matmul": "axcore.ops._grouped_matmul:grouped_matmul_xla",
+    "all_gather_matmul": "axcore.ops._collective_matmul:all_gather_matmul_xla",
+    "matmul_reduce_scatter": "axcore.ops._collective_matmul:matmul_reduce_scatter_xla",
 }
 
 _RECORDERS: ContextVar[tuple[list[KernelChoice], ...]] = ContextVar("axcore_choices", default=())
@@ -152,6 +154,7 @@ def dispatch(
     mask: Any = None,
     view: Any = None,
     output_placed: Any = None,
+    communicated: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
     purpose: str | None = None,
     implementation: str | None = None,
@@ -164,6 +167,8 @@ def dispatch(
         output_axes: Logical axes of the result, or a pytree of them like the result.
         output_placed: What the result lies by, where that differs from ``output_axes``.
         static: Further keyword arguments of the implementations.
+        communicated: Logical axes by which the result lies and no operand does, for kernels that
+            communicate along them.
         mask: Structured mask, for ``supports``.
         view: Kind of the KV cache's view, for ``supports``.
         options: Static facts for ``supports``.
@@ -182,7 +187,15 @@ def dispatch(
     if names == (REFERENCE,) and not _RECORDERS.get():
         choice = None  # the common case costs nothing at trace
     else:
-        call = make_call(op, given, mask=mask, view=view, options=options or {}, purpose=purpose)
+        call = make_call(
+            op,
+            given,
+            communicated=communicated,
+            mask=mask,
+            view=view,
+            options=options or {},
+            purpose=purpose,
+        )
         choice = select(call, implementation)
     arrays = {name: operand.array for name, operand in given.items()}
     traced = REFERENCE if choice is None else choice.stand_in or choice.chosen
@@ -204,6 +217,7 @@ def make_call(
     op: str,
     operands: Mapping[str, Operand],
     *,
+    communicated: tuple[str, ...] = (),
     mask: Any = None,
     view: Any = None,
     options: Mapping[str, Any],
@@ -214,6 +228,7 @@ def make_call(
     Args:
         op: The op's name.
         operands: Argument name -> array and logical axes.
+        communicated: Further logical axes, by which the result lies.
         mask: Structured mask.
         view: Kind of the KV cache's view.
         options: Static facts.
@@ -245,6 +260,9 @@ def make_call(
                 split[axis] = over
             per_device.append(-(-size // _num_shards(target, over)))
         device_shapes[name] = tuple(per_device)
+    for axis in communicated:
+        if target is not None and (over := sharded_axes(target, axis)):
+            split.setdefault(axis, over)
     return OpCall(
         op=op,
         shapes=shapes,

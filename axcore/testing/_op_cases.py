@@ -176,6 +176,12 @@ def _cases() -> dict[str, Callable[[], list[KernelCase]]]:
         "linear_cross_entropy": _linear_cross_entropy,
         "grouped_matmul": _grouped_matmul,
         "rotary": _rotary,
+        "all_gather_matmul": lambda: [
+            KernelCase("plain", {"x": (2, 6, 16), "weight": (16, 8)}, {"over": ()})
+        ],
+        "matmul_reduce_scatter": lambda: [
+            KernelCase("plain", {"x": (2, 6, 16), "weight": (16, 8)}, {"over": ()})
+        ],
         "paged_attention": _paged_attention,
     }
 

@@ -65,9 +65,15 @@ def attention_tiles(instance: str) -> AttentionTiles:
     return _ATTENTION.get(generation(instance), _SMALLEST)
 
 
-def grouped_tiles(instance: str) -> tuple[int, int, int]:
-    """Returns the largest tiles (rows, contracted, columns) of a grouped product."""
-    return _GROUPED.get(generation(instance), _GROUPED_SMALLEST)
+def grouped_tiles(instance: str, itemsize: int) -> tuple[int, int, int]:
+    """Returns the largest tiles (rows, contracted, columns) of a grouped product on an instance.
+
+    Args:
+        instance: Its name.
+        itemsize: Bytes of an element; those of four bytes get half of the contracted dim.
+    """
+    rows, inner, columns = _GROUPED.get(generation(instance), _GROUPED_SMALLEST)
+    return rows, inner if itemsize < 4 else inner // 2, columns
 
 
 def tile(length: int, largest: int) -> tuple[int, int]:

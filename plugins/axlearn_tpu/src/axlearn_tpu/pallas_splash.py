@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from axcore.context import current_context
 from axcore.ops.masks import Causal, Full, Mask, PrefixLM, SlidingWindow
 from axlearn_tpu._block_sizes import LANES, attention_tiles, tile
+from axlearn_tpu._target import instance_name
 
 __all__ = ["RESIDUALS", "attention_splash"]
 
@@ -75,7 +75,7 @@ def attention_splash(
     del unused
     num_q, num_kv, heads = q.shape[1], k.shape[1], q.shape[2]
     segmented = "q_segment_ids" in mask.needs
-    plan = _plan(_static(mask), num_q, num_kv, heads, logit_cap, _instance(), interpret)
+    plan = _plan(_static(mask), num_q, num_kv, heads, logit_cap, instance_name(), interpret)
     q = (q.astype(jnp.float32) * logit_scale).astype(q.dtype)
     q_bnth, k_bksh, v_bksv = (
         _pad(jnp.transpose(x, (0, 2, 1, 3)), 2, length)
@@ -241,12 +241,6 @@ def _divisor(block: int, largest: int) -> int:
 def _static(mask: Mask) -> tuple[Mask, ...]:
     """The parts that positions decide."""
     return tuple(p for p in mask.parts() if p.uses_positions and not isinstance(p, Full))
-
-
-def _instance() -> str:
-    context = current_context()
-    target = None if context is None else context.target
-    return "local" if target is None else target.instance
 
 
 def _pad(x: jax.Array, axis: int, length: int, value: int = 0) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What axlearn-tpu contributes to axcore: TPU slices, how they are used, kernels, compiler options."""
+"""What axlearn-tpu contributes to axcore: TPU slices and how they are used, kernels, options."""
 
 from __future__ import annotations
 
@@ -105,15 +105,49 @@ def axcore_kernels() -> Iterable[KernelSpec]:
             description="JAX's splash attention: blocks that the mask hides are skipped",
         ),
         KernelSpec(
-            op="attention",
-            implementation="xla_tpu",
+            op="grouped_matmul",
+            implementation="pallas_megablox",
             platforms=("tpu",),
-            target="axlearn_tpu.reference:attention",
-            supports="axlearn_tpu.supports:xla_attention",
-            compiler_partitioned=True,
-            priority=-100,
-            description="XLA's own, where logits are few: short sequences, decoding, caches",
+            target="axlearn_tpu.pallas_grouped_matmul:grouped_matmul_megablox",
+            supports="axlearn_tpu.supports:megablox",
+            partitioning={"weights": ("mlp",)},
+            priority=30,
+            description="JAX's megablox: tiles of rows, each with its group's matrix",
         ),
+        KernelSpec(
+            op="paged_attention",
+            implementation="pallas_paged",
+            platforms=("tpu",),
+            target="axlearn_tpu.pallas_paged_attention:paged_attention_pallas",
+            supports="axlearn_tpu.supports:paged_attention",
+            partitioning={
+                "q": ("batch", "heads"),
+                "k_pages": ("kv_heads",),
+                "v_pages": ("kv_heads",),
+                "lengths": _ROWS,
+                "page_table": _ROWS,
+            },
+            priority=30,
+            description="JAX's paged attention: pages are copied while others are computed",
+        ),
+        _plain("attention", supports="axlearn_tpu.supports:xla_attention"),
+        _plain("grouped_matmul"),
+        _plain("paged_attention"),
+    )
+
+
+def _plain(op: str, supports: str | None = None) -> KernelSpec:
+    """The reference, last in the list of an op."""
+    return KernelSpec(
+        op=op,
+        implementation="xla_tpu",
+        platforms=("tpu",),
+        target=f"axlearn_tpu.reference:{op}",
+        supports=supports,
+        compiler_partitioned=True,
+        priority=-100,
+        description="the XLA reference"
+        + (", for fewer than 2,048 keys and for caches" if op == "attention" else ""),
     )
 
 

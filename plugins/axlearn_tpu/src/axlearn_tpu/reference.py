@@ -1,20 +1,20 @@
-"""XLA's own code, where the compiler for TPUs does well by itself: the references under conditions.
+"""The reference implementations of core's ops, as XLA's TPU compiler builds them.
 
-An accelerator's runs end in an error where no listed implementation serves a call. These names
-stand last in the lists, and their ``supports`` say where plain XLA is good enough to need no asking.
+They end the lists of this platform (implementation ``xla_tpu``), so that what needs no kernel needs
+no permission; see :func:`axlearn_tpu.supports.xla_attention` for what does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from axcore import ops
 
-__all__ = ["attention"]
+__all__: list[str] = []
 
 
-def attention(*arrays: jax.Array, **rest: Any) -> jax.Array:
-    """Computes attention as the reference does; arguments as there."""
-    return ops.reference("attention")(*arrays, **rest)
+def __getattr__(op: str) -> Callable[..., Any]:
+    if op.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {op!r}")
+    return ops.reference(op)

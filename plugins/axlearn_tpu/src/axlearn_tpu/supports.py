@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from axcore.ops.masks import Causal, Full, PrefixLM, SegmentIds, SlidingWindow, TracedWindow
+from axlearn_tpu._block_sizes import LANES
 
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
-__all__ = ["SHORT", "splash", "xla_attention"]
+__all__ = ["SHORT", "megablox", "paged_attention", "splash", "xla_attention"]
 
 #: Keys from which on attention must be a kernel's: the reference then runs in chunks.
 SHORT = 2048
+
+#: Rows that each group must have on average: half a tile's, or most of the work is for nothing.
+_MIN_ROWS = 64
+
+#: Page table entries that scalar memory holds beside what else a kernel keeps there.
+_MAX_TABLE = 128 * 1024
 
 _FLOATS = ("bfloat16", "float32")
 
@@ -21,6 +29,8 @@ def splash(call: OpCall) -> str | None:
     """Why splash attention cannot serve the call, or None."""
     if call.purpose == "decode":
         return "is for many queries: decoding has one of each sequence"
+    if call.shapes["q"][1] < LANES:
+        return f"works in tiles of {LANES} queries, got {call.shapes['q'][1]}"
     if call.view is not None:
         return f"reads no key/value cache (a {call.view!r} view)"
     if "bias" in call.shapes:
@@ -57,3 +67,41 @@ def xla_attention(call: OpCall) -> str | None:
     if call.purpose == "decode" or call.view is not None or keys < SHORT:
         return None
     return f"is for fewer than {SHORT} keys and for caches, got {keys} keys"
+
+
+def megablox(call: OpCall) -> str | None:
+    """Why the grouped product of megablox cannot serve the call, or None."""
+    dtypes = {call.dtypes[name] for name in ("rows", "weights")}
+    if not dtypes <= set(_FLOATS):
+        return f"is for {' or '.join(_FLOATS)}, got {sorted(dtypes)}"
+    rows = call.device_shapes["rows"][0]
+    groups = call.device_shapes["weights"][0]
+    if rows < groups * _MIN_ROWS:
+        return (
+            f"works in tiles of {_MIN_ROWS} rows of one group at least, got {rows} rows in "
+            f"{groups} groups"
+        )
+    return None
+
+
+def paged_attention(call: OpCall) -> str | None:
+    """Why the paged attention kernel cannot serve the call, or None."""
+    if call.options.get("window") is not None:
+        return f"has no window, got {call.options['window']}"
+    if "sinks" in call.shapes:
+        return "has no sinks"
+    keys, values = call.device_shapes["k_pages"], call.device_shapes["v_pages"]
+    if keys != values:
+        return f"is for values of the keys' shape {keys}, got {values}"
+    if keys[-1] % LANES:
+        return f"is for head dims that are multiples of {LANES}, got {keys[-1]}"
+    dtypes = {call.dtypes[name] for name in ("k_pages", "v_pages")}
+    if dtypes != {"bfloat16"} or call.dtypes["q"] not in _FLOATS:
+        return f"computes with bfloat16 pages, got {sorted(dtypes)} and q {call.dtypes['q']}"
+    entries = math.prod(call.device_shapes["page_table"])
+    if entries > _MAX_TABLE:
+        return (
+            f"keeps the page table in scalar memory, up to {_MAX_TABLE} entries, got {entries}; "
+            "larger pages need fewer"
+        )
+    return None

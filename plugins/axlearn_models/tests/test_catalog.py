@@ -146,14 +146,19 @@ class Mixture(NamedTuple):
     top_k: int
     head_dim: int = 128
     qk_norm: bool = False
+    heads_norm: bool = False
+    qkv_bias: bool = False
+    shared: int = 0
 
     def count(self, experts: int | None = None) -> int:
         """Counts by hand, with no layer of ours."""
         one = 3 * self.dim * self.ffn
         held = self.experts if experts is None else experts
-        rest = self.layers * (held * one + self.dim * self.experts)
-        sizes = (self.vocab, self.dim, self.layers, self.heads, self.kv_heads, 0)
-        return rest + Llama(0, *sizes, head_dim=self.head_dim, qk_norm=self.qk_norm).count()
+        mixtures = held * one + self.dim * (self.experts + bool(self.shared))
+        sizes = (self.vocab, self.dim, self.layers, self.heads, self.kv_heads, self.shared)
+        same = ("head_dim", "qk_norm", "heads_norm", "qkv_bias")
+        rest = Llama(0, *sizes, **{name: getattr(self, name) for name in same})
+        return self.layers * mixtures + rest.count()
 
 
 def gemma(*sizes: int, head_dim: int = 256, qk_norm: bool = False) -> Llama:
@@ -253,6 +258,23 @@ PUBLISHED = {
     "qwen3-235B-A22B": Mixture(
         *(235_093_634_560, 22_190_763_520, 151936, 4096, 94, 64, 4, 1536, 128, 8), qk_norm=True
     ),
+    "mixtral-8x7B": Mixture(*(46_702_792_704, 12_879_925_248, 32000, 4096, 32, 32, 8, 14336, 8, 2)),
+    "mixtral-8x22B": Mixture(
+        *(140_620_634_112, 39_152_031_744, 32000, 6144, 56, 48, 8, 16384, 8, 2)
+    ),
+    "olmoe-1B-7B": Mixture(
+        *(6_919_161_856, 1_282_017_280, 50304, 2048, 16, 16, 16, 1024, 64, 8), heads_norm=True
+    ),
+    "qwen1.5-MoE-A2.7B": Mixture(
+        *(14_315_784_192, 2_689_173_504, 151936, 2048, 24, 16, 16, 1408, 60, 4),
+        qkv_bias=True,
+        shared=5632,
+    ),
+    "qwen2-57B-A14B": Mixture(
+        *(57_408_658_944, 14_249_270_784, 151936, 3584, 28, 28, 4, 2560, 64, 8),
+        qkv_bias=True,
+        shared=20480,
+    ),
     "afm-on-device": Llama(
         2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
     ),
@@ -293,7 +315,15 @@ def test_a_member_has_the_published_number_of_parameters(name):
 
 
 # Billions as the authors state them, in the report or in the name.
-ACTIVE = {"qwen3-30B-A3B": (30.5, 3.3), "qwen3-235B-A22B": (235, 22)}
+ACTIVE = {
+    "qwen3-30B-A3B": (30.5, 3.3),
+    "qwen3-235B-A22B": (235, 22),
+    "mixtral-8x7B": (46.7, 12.9),
+    "mixtral-8x22B": (141, 39),
+    "olmoe-1B-7B": (6.9, 1.3),
+    "qwen1.5-MoE-A2.7B": (14.3, 2.7),
+    "qwen2-57B-A14B": (57.4, 14),
+}
 
 
 @pytest.mark.parametrize("name", ACTIVE)

@@ -27,6 +27,8 @@ FAMILIES = {
     "gemma3": "hf:Gemma3ForCausalLM",
     "olmo2": "hf:Olmo2ForCausalLM",
     "phi3": "hf:Phi3ForCausalLM",
+    "mixtral": "hf:MixtralForCausalLM",
+    "olmoe": "hf:OlmoeForCausalLM",
 }
 MEMBERS = {
     name: family
@@ -34,6 +36,12 @@ MEMBERS = {
     for name in experiments.names()
     if name.startswith(f"{prefix}-")
 }
+MEMBERS |= dict.fromkeys(
+    ("qwen3-30B-A3B", "qwen3-235B-A22B", "qwen3-moe-test"), "hf:Qwen3MoeForCausalLM"
+)
+MEMBERS |= dict.fromkeys(
+    ("qwen1.5-MoE-A2.7B", "qwen2-57B-A14B", "qwen2-moe-test"), "hf:Qwen2MoeForCausalLM"
+)
 
 # config.json of HuggingFaceTB/SmolLM2-135M: another program's file, with settings of its own.
 SMOLLM2 = {

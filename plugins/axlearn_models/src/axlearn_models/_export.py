@@ -25,6 +25,7 @@ _UNSAID = {
     *("param_dtype", "compute_dtype", "reduce_dtype", "weight_init", "bias_init", "scale_init"),
     *("sinks_init", "dropout", "dot", "logits_dot", "values_dot", "kernel", "kv_cache"),
     *("max_seq_len", "z_loss_weight", "remat", "unroll", "stack"),
+    *("dispatch", "losses", "choice_bias_rate"),
 }
 
 

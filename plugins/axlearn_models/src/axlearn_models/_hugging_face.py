@@ -19,6 +19,7 @@ from axcore.checkpoint.convert import (
     Tied,
     TorchLinear,
 )
+from axcore.config import Config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.layers import (
     QKV,
@@ -79,7 +80,6 @@ _KINDS = {
     "model.decoder.layer": TransformerLayer.Config,
     "model.decoder.layer.attention": Attention.Config,
     "model.decoder.layer.attention.qkv": QKV.Config,
-    "model.decoder.layer.feed_forward": FeedForward.Config,
     "model.decoder.final_norm": RMSNorm.Config,
 }
 QKV_NAMES = ("attention.qkv.query", "attention.qkv.key", "attention.qkv.value")
@@ -173,7 +173,7 @@ def check_all_read(settings: Settings) -> None:
         value: Any = settings
         for part in name.split(".") if name not in settings else (name,):
             value = value[part]
-        if value is not None and value is not False and value != "" and value != ():
+        if value is not None and value is not False and value not in ("", (), []):
             unknown.append(f"{name} = {value!r}")
     if unknown:
         raise CheckpointError(
@@ -184,7 +184,13 @@ def check_all_read(settings: Settings) -> None:
         )
 
 
-def llama_like_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict[str, Any]:
+def llama_like_to(
+    cfg: Trainer.Config,
+    *,
+    architecture: str,
+    model_type: str,
+    feed_forward: type[Config] = FeedForward.Config,
+) -> dict[str, Any]:
     """Returns the ``config.json`` of a Llama-like experiment: the inverse of `llama_like_from`.
 
     It does not look at what the format has no setting for: pass the result to
@@ -194,17 +200,19 @@ def llama_like_to(cfg: Trainer.Config, *, architecture: str, model_type: str) ->
         cfg: The experiment.
         architecture: Name of the class.
         model_type: Short name of the family.
+        feed_forward: What its feed-forward layers are.
 
     Raises:
         CheckpointError: The model is not made of the layers that the settings describe (AX622).
     """
     model: Any = cfg.model
-    for path, kind in _KINDS.items():
+    kinds = _KINDS | {"model.decoder.layer.feed_forward": feed_forward}
+    for path, kind in kinds.items():
         node = cfg.get_path(path)
         if type(node) is not kind:
             raise cannot_say(f"a {type(node).__qualname__} at {path}", architecture)
-    attention, feed_forward = attention_of(cfg), model.decoder.layer.feed_forward
-    if not isinstance(feed_forward.hidden_dim, int):
+    attention, hidden_dim = attention_of(cfg), model.decoder.layer.feed_forward.hidden_dim
+    if not isinstance(hidden_dim, int):
         raise cannot_say("a hidden_dim that depends on another value", architecture)
     kv_heads = attention.num_kv_heads
     return {
@@ -212,7 +220,7 @@ def llama_like_to(cfg: Trainer.Config, *, architecture: str, model_type: str) ->
         "model_type": model_type,
         "vocab_size": model.vocab_size,
         "hidden_size": model.model_dim,
-        "intermediate_size": feed_forward.hidden_dim,
+        "intermediate_size": hidden_dim,
         "num_hidden_layers": model.decoder.num_layers,
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_heads if kv_heads is None else kv_heads,

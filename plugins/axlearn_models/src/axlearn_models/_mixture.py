@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
         'pip install "axlearn-models[moe]"'
     ) from error
 
-__all__ = ["mixed", "mixtures_of", "shrunk_mixture"]
+__all__ = ["balance_of", "balanced", "mixed", "mixtures_of", "shrunk_mixture"]
 
 
 def mixed(
@@ -29,8 +29,8 @@ def mixed(
     num_experts: int,
     top_k: int,
     hidden_dim: int,
+    balance: float,
     normalize: bool = True,
-    balance: float = 0.01,
 ) -> Trainer.Config:
     """Puts a mixture in place of every feed-forward layer and returns the config.
 
@@ -41,8 +41,8 @@ def mixed(
         num_experts: Experts of a layer.
         top_k: Experts of each token.
         hidden_dim: Width inside an expert.
+        balance: See :func:`balanced`.
         normalize: Whether the weights of a token's experts are made to sum to 1.
-        balance: Weight of the load-balance loss, which is 1 when balanced.
     """
     for layer in layers_of(cfg):
         dense = layer.feed_forward
@@ -56,15 +56,40 @@ def mixed(
                 gate=dense.gate,
                 down=dense.down,
                 router=TopKRouter.Config(normalize=normalize, weight_init=dense.up.weight_init),
-                losses=(LoadBalanceLoss(balance),),
+                losses=(),
             )
         )
-    return cfg
+    return balanced(cfg, balance)
 
 
 def mixtures_of(cfg: Trainer.Config) -> tuple[Any, ...]:
     """Returns the nodes of the mixtures, in the order of the layers' period."""
     return tuple(cfg.model.find(MoE.Config).values())
+
+
+def balanced(cfg: Trainer.Config, coefficient: float) -> Trainer.Config:
+    """Sets the weight of the load-balance losses and returns the config.
+
+    Args:
+        cfg: Its dims are the final ones.
+        coefficient: The ``router_aux_loss_coef`` that is published with weights: of one loss for
+            all layers together, in which each of a token's choices counts. Here every layer has a
+            loss of its own, of the mean over the choices.
+    """
+    model: Any = cfg.model
+    for moe in mixtures_of(cfg):
+        others = tuple(loss for loss in moe.losses if type(loss) is not LoadBalanceLoss)
+        weight = coefficient * moe.top_k / model.decoder.num_layers
+        moe.set(losses=(LoadBalanceLoss(weight), *others) if coefficient else others)
+    return cfg
+
+
+def balance_of(cfg: Trainer.Config) -> float:
+    """Returns the coefficient that :func:`balanced` sets, of the first mixture; 0 without one."""
+    model: Any = cfg.model
+    moe = mixtures_of(cfg)[0]
+    weight = sum(loss.weight for loss in moe.losses if type(loss) is LoadBalanceLoss)
+    return weight * model.decoder.num_layers / moe.top_k
 
 
 def shrunk_mixture(
@@ -74,4 +99,4 @@ def shrunk_mixture(
     shrunk(cfg, num_kv_heads=num_kv_heads)
     for moe in mixtures_of(cfg):
         moe.set(num_experts=8, top_k=2)
-    return resized(cfg, hidden_dim=44, head_dim=head_dim)
+    return balanced(resized(cfg, hidden_dim=44, head_dim=head_dim), 0.01)

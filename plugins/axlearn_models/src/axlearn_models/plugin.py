@@ -136,6 +136,20 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "qwen3-235B-A22B": "Qwen3 235B-A22B",
         "qwen3-moe-test": "the structure of Qwen3's mixtures, seconds on a laptop",
     },
+    "mixtral": {
+        "mixtral-8x7B": "Mixtral 8x7B",
+        "mixtral-8x22B": "Mixtral 8x22B",
+        "mixtral-test": "Mixtral's structure, seconds on a laptop",
+    },
+    "olmoe": {
+        "olmoe-1B-7B": "OLMoE 1B-7B",
+        "olmoe-test": "OLMoE's structure, seconds on a laptop",
+    },
+    "qwen2_moe": {
+        "qwen1.5-MoE-A2.7B": "Qwen1.5-MoE-A2.7B, with a shared expert",
+        "qwen2-57B-A14B": "Qwen2-57B-A14B",
+        "qwen2-moe-test": "the structure of Qwen2's mixtures, seconds on a laptop",
+    },
 }
 
 # Format and architecture of foreign files -> the class in FAMILY/convert.py that reads them.
@@ -143,6 +157,10 @@ _CONVERTERS = {
     "hf:LlamaForCausalLM": ("fuji", "HuggingFaceLlama"),
     "hf:Qwen2ForCausalLM": ("qwen2", "HuggingFaceQwen2"),
     "hf:Qwen3ForCausalLM": ("qwen3", "HuggingFaceQwen3"),
+    "hf:Qwen3MoeForCausalLM": ("qwen3_moe", "HuggingFaceQwen3MoE"),
+    "hf:MixtralForCausalLM": ("mixtral", "HuggingFaceMixtral"),
+    "hf:OlmoeForCausalLM": ("olmoe", "HuggingFaceOlmoe"),
+    "hf:Qwen2MoeForCausalLM": ("qwen2_moe", "HuggingFaceQwen2MoE"),
     "hf:GPT2LMHeadModel": ("gpt2", "HuggingFaceGPT2"),
     "hf:Gemma2ForCausalLM": ("gemma2", "HuggingFaceGemma2"),
     "hf:Gemma3ForCausalLM": ("gemma3", "HuggingFaceGemma3"),

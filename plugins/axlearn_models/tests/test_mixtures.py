@@ -1,0 +1,143 @@
+"""Mixtures of experts against transformers on random tiny models, both directions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from axcore import experiments
+from axcore.checkpoint.convert import load_family
+from axcore.inference import Generator
+
+IDS = np.random.default_rng(1).integers(3, 96, (2, 24))
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_experts_per_tok=3,
+    max_position_embeddings=64,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+# Family -> what its settings add to SIZES.
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": dict(num_experts=6, moe_intermediate_size=24, head_dim=16, norm_topk_prob=True),
+    "Mixtral": dict(num_local_experts=6, sliding_window=8),
+    "Olmoe": dict(num_experts=6),
+    "Qwen2Moe": dict(num_experts=6, moe_intermediate_size=24, shared_expert_intermediate_size=40),
+}
+MEMBERS = {
+    "qwen3-moe-test": "Qwen3Moe",
+    "mixtral-test": "Mixtral",
+    "olmoe-test": "Olmoe",
+    "qwen2-moe-test": "Qwen2Moe",
+}
+
+
+def in_files(name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and values in files of what transformers holds as one array in memory."""
+    if (found := re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name)) is None:
+        yield name, array
+        return
+    parts = [("down_proj", array)]
+    if found[2] == "gate_up_proj":
+        parts = list(zip(("gate_proj", "up_proj"), np.split(array, 2, axis=1), strict=True))
+    for part, experts in parts:
+        for i, expert in enumerate(experts):
+            yield f"{found[1]}.{i}.{part}.weight", expert
+
+
+def as_mixtral(name: str) -> str:
+    name = name.replace(".mlp.", ".block_sparse_moe.")
+    for ours, theirs in {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}.items():
+        name = name.replace(ours, theirs) if ".experts." in name else name
+    return name
+
+
+def gradients_in_files(model: Any) -> Mapping[str, np.ndarray]:
+    found = {
+        file: part
+        for name, p in model.named_parameters()
+        for file, part in in_files(name, p.grad.numpy())
+    }
+    if type(model).__name__.startswith("Mixtral"):
+        return {as_mixtral(name): part for name, part in found.items()}
+    return found
+
+
+@pytest.mark.oracle
+@pytest.mark.xdist_group("torch-models")
+@pytest.mark.parametrize("family", MODELS)
+def test_an_imported_mixture_computes_the_same(family, random_model, read_model, close):
+    import torch
+
+    settings = SIZES | MODELS[family]
+    theirs, directory = random_model(f"{family}ForCausalLM", f"{family}Config", **settings)
+    ours = read_model(directory)
+    tokens = torch.from_numpy(IDS)
+    logits = theirs(tokens).logits
+    close(ours.logits(IDS), logits.detach().numpy())
+
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    our_loss, gradients = ours.gradients(IDS)
+    assert our_loss == pytest.approx(loss.item(), rel=1e-5)
+    expected = gradients_in_files(theirs)
+    assert set(gradients) == set(expected)
+    for name, gradient in gradients.items():
+        close(gradient, expected[name])
+
+    prompt = IDS[0, :7].tolist()
+    generated = Generator(ours.model, ours.params, max_seq_len=64).generate([prompt], 8)
+    sequence = theirs.generate(tokens[:1, :7], max_new_tokens=8, do_sample=False)
+    assert generated.tokens[0] == sequence[0, 7:].tolist()
+
+
+@pytest.mark.oracle
+@pytest.mark.xdist_group("torch-models")
+@pytest.mark.parametrize("member", MEMBERS)
+def test_an_exported_mixture_computes_the_same(
+    member, transformers, of_config, write_model, close, tmp_path
+):
+    import torch
+
+    name = f"{MEMBERS[member]}ForCausalLM"
+    ours = of_config(experiments.get(member), load_family(f"hf:{name}"))
+    directory = write_model(ours, tmp_path / "exported")
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, output_loading_info=True, local_files_only=True
+    )
+    assert type(theirs).__name__ == name
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    with torch.no_grad():
+        logits = theirs.eval()(torch.from_numpy(IDS)).logits.numpy()
+    close(ours.logits(IDS), logits)
+
+
+def test_without_the_package_of_mixtures_the_others_work_and_these_say_what_to_install():
+    code = """
+import sys
+sys.modules["axlearn_moe"] = None  # as if it were not installed
+from axcore import experiments
+from axcore.errors import AxcoreError
+experiments.get("qwen3-test")
+try:
+    experiments.get("qwen3-30B-A3B")
+except AxcoreError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True
+    )
+    assert 'pip install "axlearn-models[moe]"' in done.stdout

@@ -91,6 +91,24 @@ def test_rows_that_cannot_run_are_named_with_the_reason(benchmark, calibrated):
     assert all("the catalog has no" in reason for reason in skipped.values())
 
 
+def test_the_rows_of_the_mixture_on_the_page_are_those_that_are_computed(benchmark, calibrated):
+    page = (ROOT / "docs" / "cost.md").read_text()
+    table = re.findall(r"^\| 30B-A3B, 512 (\w+) \| (.+) \|$", page, re.M)
+    kinds = {"v5p": "tpu-v5p-1024", "B200": "gpu-b200-512"}
+    found = {f.row.instance: f for f in calibrated[0] if f.row.experiment == "qwen3-30B-A3B"}
+    assert set(found) == {kinds[chip] for chip, _ in table} == set(kinds.values())
+    for chip, rest in table:
+        f = found[kinds[chip]]
+        mesh, published, seconds, mfu, full, causal, efficiency, error = rest.split(" | ")
+        assert mesh == f"{MeshShape.of(f.row.mesh).describe()}, {f.microbatches}"
+        assert (float(published), float(mfu)) == (f.row.seconds, f.row.mfu)
+        assert float(seconds) == pytest.approx(f.prediction.step_seconds, abs=0.01)
+        assert float(full) == pytest.approx(100 * f.prediction.mfu_noncausal, abs=0.1)
+        assert float(causal) == pytest.approx(100 * f.prediction.mfu_causal, abs=0.1)
+        assert float(efficiency) == pytest.approx(f.prediction.efficiency, abs=0.002)
+        assert float(error.removesuffix(" %")) == pytest.approx(100 * f.error, abs=0.3)
+
+
 def test_the_table_of_the_page_is_the_one_that_is_computed(calibrated):
     page = (ROOT / "docs" / "cost.md").read_text()
     names = {"7B": "fuji-7B-v2", "70B": "fuji-70B-v2"}

@@ -13,7 +13,7 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from axcore.config import _names
@@ -210,7 +210,8 @@ def record_checkers(cls: type) -> dict[str, Checker]:
         hints = typing.get_type_hints(cls)
     except NameError:
         hints = {}
-    names = getattr(cls, "__dataclass_fields__", {})
+    # Class variables are among its annotations and are not its fields.
+    names = [field.name for field in fields(cls)]
     return {n: compile_annotation(hints.get(n, Any), f"{cls.__name__}.{n}") for n in names}
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from axcore.errors import PluginError
 from axcore.module import Module, ParameterSpec, flatten_specs
+from axcore.parallel.axes import axis_line
 from axcore.plugins import host
 
 __all__ = ["Traits", "compute_traits"]
@@ -39,8 +40,9 @@ class Traits:
         batch_size: Rows per step, or None if the experiment has no such number.
         num_layers: Layers in its stacks, all together.
         embed_dim: Width between layers: the largest dim on the logical axis ``embed``.
-        tensor_parts: The greatest number that divides every dim on ``heads``, ``mlp`` and
-            ``vocab``: what tensors can be split into without padding. 1 where there is none.
+        tensor_parts: The greatest number that divides every dim on ``heads``, ``mlp``, ``vocab``
+            and axes that are like them: what tensors can be split into without padding. 1 where
+            there is none.
         rematerializes: Whether a config in it says what to recompute (has a field ``remat``).
     """
 
@@ -148,7 +150,7 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
         for dim, axis in zip(spec.shape, spec.axes, strict=True):
             if axis == "embed":
                 embed_dim = max(embed_dim, dim)
-            elif axis in _SPLIT_AXES:
+            elif axis is not None and _is_split(axis):
                 parts = math.gcd(parts, dim)
         segments = path.split("/")
         for n, segment in enumerate(segments):
@@ -166,6 +168,11 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
         embed_dim=embed_dim,
         tensor_parts=parts or 1,
     )
+
+
+def _is_split(axis: str) -> bool:
+    """Tells whether an axis, or one that it is like, is split among the parts of a tensor."""
+    return any(ancestor.name in _SPLIT_AXES for ancestor in axis_line(axis))
 
 
 def _tags(cfg: Any) -> frozenset[str]:

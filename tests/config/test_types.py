@@ -6,7 +6,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NewType, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NewType, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
@@ -49,6 +49,12 @@ class Other(Configurable):
 class Rule:
     pattern: str
     configs: tuple[Inner.Config, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    kind: ClassVar[str] = "named"
+    weight: float = 1.0
 
 
 Steps = NewType("Steps", int)
@@ -288,3 +294,14 @@ def test_a_failed_set_changes_nothing():
     with pytest.raises(ConfigError):
         cfg.set(i=5, f="x")
     assert cfg == Everything.Config()
+
+
+def test_a_class_variable_of_a_record_is_none_of_its_fields():
+    class Owner(Configurable):
+        class Config(Configurable.Config):
+            value: Named = Named()
+
+    cfg = Owner.Config(value=Named(weight=2))
+    assert cfg.value == Named(weight=2.0)
+    with pytest.raises(ConfigError, match=r"weight"):
+        cfg.value = Named(weight="heavy")  # pyright: ignore[reportArgumentType]

@@ -357,7 +357,7 @@ def _add_kernels(cfg: C, active: ActiveSet, instance: str) -> tuple[C, list[Rule
         # To communicate is a strategy: nobody gets it by installing something.
         if kernel.implementation != REFERENCE and not kernel.communicates:
             listed[kernel.op] = (*listed.get(kernel.op, ()), kernel.implementation)
-    rules: dict[str, OpRule] = dict(cfg.ops)  # pyright: ignore[reportAttributeAccessIssue]
+    rules: Mapping[str, OpRule] = cfg.ops  # pyright: ignore[reportAttributeAccessIssue]
     missing = [op for op in listed if not rules.get(op, OpRule()).implementations]
     if not missing:
         return cfg, []
@@ -367,6 +367,6 @@ def _add_kernels(cfg: C, active: ActiveSet, instance: str) -> tuple[C, list[Rule
             if op in rules:
                 cfg.set_path(f"ops.{op}.implementations", listed[op])
             else:
-                rules = {**rules, op: OpRule(listed[op])}
-                cfg.set(ops=rules)
+                # From the config as it is by now: others have been set in it.
+                cfg.set(ops={**cfg.ops, op: OpRule(listed[op])})  # pyright: ignore[reportAttributeAccessIssue]
     return cfg, [RuleChange(p, old, new, name) for p, (old, new) in diff(before, cfg).items()]

@@ -46,7 +46,13 @@ class GpuCompiler:
         f"XLA_PYTHON_CLIENT_MEM_FRACTION={_FRACTION} (JAX's own default is 0.75)",
         "options that depend on measured bandwidths use the compiler's tables of a GPU's kind",
     )
-    stand_ins: Mapping[tuple[str, str], tuple[str, str]] = {}
+    stand_ins: Mapping[tuple[str, str], tuple[str, str]] = {
+        ("attention", "cudnn"): (
+            "pallas_triton",
+            "cuDNN chooses its algorithm on the GPU; both are blockwise, with the same operands "
+            "and residuals",
+        ),
+    }
 
     def version(self) -> str:
         """Returns the version of the CUDA plugin.

@@ -34,8 +34,9 @@ _log = logging.getLogger(__name__)
 def resolve(name: str) -> Instance:
     """Returns the machines called ``name``.
 
-    ``attributes`` holds ``gpu``, ``nvlink_domain`` (GPUs that NVLink joins) and ``xla_target``, the
-    name of OpenXLA's description of the GPU.
+    ``attributes`` holds ``gpu``, ``nvlink_domain`` (GPUs that NVLink joins), ``xla_target``, the
+    name of OpenXLA's description of the GPU, and ``aot_stand_ins``, the kernels whose stand-ins the
+    deviceless compiler may take.
 
     Args:
         name: ``gpu-MACHINE-COUNT`` or ``gpu-GPU-COUNT``; a multiple of the GPUs of one machine. Of
@@ -88,6 +89,8 @@ def resolve(name: str) -> Instance:
             "gpu": gpu.name,
             "nvlink_domain": str(min(count, machine.nvlink_domain)),
             "xla_target": gpu.xla_target,
+            # Of one kind with what stands in for it: GpuCompiler.stand_ins says why.
+            "aot_stand_ins": "attention.cudnn",
         },
     )
 

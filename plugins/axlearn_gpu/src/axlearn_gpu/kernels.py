@@ -77,6 +77,23 @@ KERNELS: tuple[KernelSpec, ...] = (
         30,
         "cuDNN's fused attention: full, causal and windowed masks, 16-bit",
     ),
+    _kernel(
+        "attention",
+        "tokamax_mosaic",
+        "tokamax_attention:attention_tokamax",
+        "tokamax_mosaic",
+        _ATTENTION,
+        20,
+        "tokamax's Mosaic-GPU attention for Hopper and Blackwell, without gradient",
+    ),
+    _kernel(
+        "attention",
+        "pallas_triton",
+        "pallas_attention:attention_pallas",
+        "pallas_triton",
+        _ATTENTION,
+        10,
+        "blockwise attention of this package: also segment ids, windows to both sides, soft caps",
+    ),
     *(_plain(op) for op in _PLAIN),
 )
-KERNELS = tuple(k for k in KERNELS if k.op != "attention")

@@ -19,7 +19,7 @@ __all__ = [
     "cudnn",
     "pallas_triton",
     "structure",
-    "tokamax",
+    "tokamax_mosaic",
     "triton_gated_activation",
     "triton_linear_cross_entropy",
     "triton_norm",
@@ -124,21 +124,24 @@ def pallas_triton(call: OpCall) -> str | None:
     return None
 
 
-def tokamax(call: OpCall) -> str | None:
-    """Why tokamax's attention cannot serve the call, or None."""
+def tokamax_mosaic(call: OpCall) -> str | None:
+    """Why tokamax's Mosaic-GPU attention cannot serve the call, or None."""
     if importlib.util.find_spec("tokamax") is None:
         return "needs tokamax, which is not installed"
+    if call.needs_gradient:
+        return "its gradient would hold all logits, (queries x keys) of each head"
+    capability = capability_of(call.instance)
+    if capability is not None and capability < _HOPPER:
+        return f"needs compute capability 9.0, {call.instance} has {capability[0]}.{capability[1]}"
     reason = _attention_arrays(call, without=("bias", "sinks", "kv_valid", "logit_scale"))
     if reason is not None:
         return reason
-    seen = structure(call.mask)
-    if seen.other is not None or seen.segments:
-        return f"does not take the mask {call.mask}"
-    if seen.right not in (None, 0) or seen.left is not None:
-        return f"is used for full and causal masks, got {call.mask}"
     if call.dtypes["q"] not in ("bfloat16", "float16"):
         return f"is for bfloat16 and float16, got {call.dtypes['q']}"
-    return None
+    seen = structure(call.mask)
+    if seen.other is not None:
+        return f"does not know the mask {seen.other}"
+    return "takes segment ids only as a dense (T, S) mask" if seen.segments else None
 
 
 def xla_attention(call: OpCall) -> str | None:

@@ -1,0 +1,173 @@
+"""What the Pallas attention's kernels share: block sizes, logits of a block, what a mask hides.
+
+Shape legend as in :mod:`axlearn_gpu.pallas_attention`; here t and s are those of one block.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+__all__ = [
+    "HIDDEN",
+    "LOG2_E",
+    "MIN_DOT",
+    "Blocks",
+    "Static",
+    "backward_blocks",
+    "block_logits",
+    "dot",
+    "forward_blocks",
+    "keys_of",
+    "queries_of",
+    "seen_pairs",
+]
+
+LOG2_E = 1.4426950408889634
+#: Below every logit, and finite: the difference of two of them is a number.
+HIDDEN = -1e30
+#: Triton's smallest dim of a product.
+MIN_DOT = 16
+
+
+class Static(NamedTuple):
+    """Hashable facts of a call.
+
+    Attributes:
+        scale: Factor of the logits.
+        left: Earlier positions seen, or None.
+        right: Later positions seen, or None.
+        cap: Soft cap of the logits, or None.
+        num_keys: Keys that are not padding.
+        with_ids: Whether ids restrict who sees whom.
+        interpret: Whether the kernel is interpreted instead of compiled.
+    """
+
+    scale: float
+    left: int | None
+    right: int | None
+    cap: float | None
+    num_keys: int
+    with_ids: bool
+    interpret: bool
+
+
+class Blocks(NamedTuple):
+    """How much of a sequence is worked on at a time.
+
+    Attributes:
+        q: Queries.
+        kv: Keys.
+        num_warps: Warps of a thread block.
+        num_stages: How far loads run ahead.
+    """
+
+    q: int
+    kv: int
+    num_warps: int
+    num_stages: int
+
+
+def forward_blocks(dim: int, dtype: Any) -> Blocks:
+    """Block sizes of the forward kernel by the larger head dim; chosen to fit, not measured."""
+    wide = jnp.dtype(dtype).itemsize > 2
+    if dim <= 64:
+        return Blocks(64, 32, 4, 2) if wide else Blocks(128, 64, 4, 3)
+    if dim <= 128:
+        return Blocks(32, 32, 4, 1) if wide else Blocks(128, 64, 8, 2)
+    return Blocks(32, 16, 4, 1) if wide else Blocks(64, 32, 4, 2)
+
+
+def backward_blocks(dim: int, dtype: Any) -> Blocks:
+    """Block sizes of the backward kernels: five products keep more on chip than two."""
+    wide = jnp.dtype(dtype).itemsize > 2
+    if dim <= 64:
+        return Blocks(32, 32, 4, 1) if wide else Blocks(64, 64, 4, 2)
+    if dim <= 128:
+        return Blocks(16, 16, 4, 1) if wide else Blocks(64, 64, 8, 1)
+    return Blocks(16, 16, 4, 1) if wide else Blocks(32, 32, 4, 1)
+
+
+def block_logits(static: Static, q: jax.Array, k: jax.Array) -> jax.Array:
+    """Scaled and capped logits times log2(e), (t, s) float32: exponentials have base 2."""
+    logits = dot(q, k, (1, 1))
+    if static.cap is None:
+        return logits * (static.scale * LOG2_E)
+    # tanh by the exponential that there is in hardware; the argument's sign keeps it from overflow.
+    twice = logits * (2.0 * static.scale / static.cap)
+    small = jnp.exp2(-jnp.abs(twice) * LOG2_E)
+    size = (1.0 - small) / (1.0 + small)
+    return jnp.where(twice < 0.0, -size, size) * (static.cap * LOG2_E)
+
+
+def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
+    """Product over dim ``contract[0]`` of a and ``contract[1]`` of b, in float32."""
+    return lax.dot_general(
+        a,
+        b,
+        (((contract[0],), (contract[1],)), ((), ())),
+        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def seen_pairs(
+    static: Static,
+    queries: tuple[Any, int],
+    keys: tuple[Any, int],
+    q_ids: jax.Array | None,
+    kv_ids: jax.Array | None,
+) -> jax.Array | None:
+    """Which keys of a block the queries of a block see, (t, s) bool; None for all.
+
+    Args:
+        static: Facts of the call.
+        queries: Index of the first one and their number.
+        keys: Likewise.
+        q_ids: (t,) or None.
+        kv_ids: (s,) or None.
+    """
+    shape = (queries[1], keys[1])
+    conditions: list[jax.Array] = []
+    key = keys[0] + lax.broadcasted_iota(jnp.int32, shape, 1)
+    if static.left is not None or static.right is not None:
+        ahead = key - queries[0] - lax.broadcasted_iota(jnp.int32, shape, 0)
+        if static.right is not None:
+            conditions.append(ahead <= static.right)
+        if static.left is not None:
+            conditions.append(ahead >= -static.left)
+    if q_ids is not None and kv_ids is not None:
+        conditions += [q_ids[:, None] == kv_ids[None, :], (kv_ids != 0)[None, :]]
+    elif static.num_keys % keys[1]:
+        conditions.append(key < static.num_keys)
+    if not conditions:
+        return None
+    return functools.reduce(jnp.logical_and, (jnp.broadcast_to(c, shape) for c in conditions))
+
+
+def keys_of(static: Static, i: Any, blocks: Blocks, num_keys: int) -> tuple[Any, Any]:
+    """First and last (exclusive) block of keys that a block of queries may see."""
+    first: Any = 0
+    last: Any = -(-min(num_keys, static.num_keys) // blocks.kv)
+    if static.right is not None:
+        reach = (i + 1) * blocks.q - 1 + static.right
+        last = jnp.minimum(last, lax.div(reach, blocks.kv) + 1)
+    if static.left is not None:
+        first = lax.div(jnp.maximum(i * blocks.q - static.left, 0), blocks.kv)
+    return first, last
+
+
+def queries_of(static: Static, j: Any, blocks: Blocks, num_queries: int) -> tuple[Any, Any]:
+    """First and last (exclusive) block of queries that may see a block of keys."""
+    first: Any = 0
+    last: Any = num_queries // blocks.q
+    if static.right is not None:
+        first = lax.div(jnp.maximum(j * blocks.kv - static.right, 0), blocks.q)
+    if static.left is not None:
+        reach = (j + 1) * blocks.kv - 1 + static.left
+        last = jnp.minimum(last, lax.div(reach, blocks.q) + 1)
+    return first, last

@@ -1,0 +1,66 @@
+"""Mosaic-GPU attention of tokamax, for Hopper and Blackwell; tokamax is optional.
+
+For calls without gradient only: tokamax 0.0.17 differentiates this kernel through logits of
+(queries x keys). JAX's own Mosaic-GPU attention
+(``jax.experimental.pallas.ops.gpu.attention_mgpu``) is an example rather than a library: it imports
+JAX's test utilities, and knows neither windows, segments nor soft caps.
+
+References:
+    https://github.com/openxla/tokamax
+"""
+
+from __future__ import annotations
+
+import jax
+
+from axcore.ops.masks import Mask
+from axlearn_gpu.supports import structure
+
+__all__ = ["attention_tokamax"]
+
+
+def attention_tokamax(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mask: Mask,
+    logit_scale: float,
+    logit_cap: float | None = None,
+    **unused: object,
+) -> jax.Array:
+    """Attention by tokamax; see :func:`axlearn_gpu.supports.tokamax_mosaic` for what it serves.
+
+    Args:
+        q: (B, T, N, H) bfloat16 or float16.
+        k: (B, S, K, H) of that dtype.
+        v: (B, S, K, V) of that dtype.
+        mask: Full, causal or a window.
+        logit_scale: Factor of the logits.
+        logit_cap: Soft cap of the logits.
+        unused: What ``supports`` has found to be absent or without effect.
+
+    Returns:
+        (B, T, N, V) in q's dtype.
+    """
+    import tokamax  # pyright: ignore[reportMissingImports]
+
+    del unused
+    seen = structure(mask)
+    far = max(q.shape[1], k.shape[1])
+    window = None
+    if seen.left is not None or seen.right not in (None, 0):
+        window = (
+            far if seen.left is None else seen.left,
+            far if seen.right is None else seen.right,
+        )
+    return tokamax.dot_product_attention(
+        q,
+        k,
+        v,
+        scale=logit_scale,
+        is_causal=seen.right == 0,
+        local_window_size=window,
+        logits_soft_cap=logit_cap,
+        implementation="mosaic",
+    )

@@ -1,0 +1,155 @@
+"""Kernels of axlearn-gpu without a GPU: what they serve, and Pallas kernels interpreted.
+
+Compiling for GPUs that are not here: ``test_kernels_aot.py``; Triton kernels: ``test_triton.py``.
+"""
+
+import functools
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axcore import experiments
+from axcore.ops import Causal, Full, PrefixLM, SegmentIds, SlidingWindow, TracedWindow
+from axcore.parallel import resolve_instance
+from axcore.parallel.aot import compiler_for
+from axcore.plugins import OpCall, host
+from axcore.testing import KernelCase, KernelConformance
+from axcore.train import assemble
+from axlearn_gpu import supports
+from axlearn_gpu._capability import CAPABILITIES, capability_of
+from axlearn_gpu._gpus import GPUS
+from axlearn_gpu.pallas_attention import attention_pallas
+
+
+def segments(*rows):
+    ids = jnp.array([np.repeat(np.arange(1, len(r) + 1) % 4, r) for r in rows], jnp.int32)
+    return lambda: {"q_segment_ids": ids, "kv_segment_ids": ids}
+
+
+def qkv(t, heads, kv_heads, dim, value_dim=None):
+    return {
+        "q": (2, t, heads, dim),
+        "k": (2, t, kv_heads, dim),
+        "v": (2, t, kv_heads, value_dim or dim),
+    }
+
+
+class TestPallasTriton(KernelConformance):
+    """Several blocks of keys and queries, which the small standard calls do not have."""
+
+    op = "attention"
+    implementation = "pallas_triton"
+
+    def cases(self):
+        scale = {"logit_scale": 0.25}
+        window = {"mask": Causal() & SlidingWindow(left=40), "logit_cap": 2.0, **scale}
+        return [
+            KernelCase("grouped-window-and-cap", qkv(100, 4, 2, 16), window),
+            # 0 is padding: its rows see nothing and must be zero.
+            KernelCase(
+                "segments",
+                qkv(80, 2, 1, 24, 8),
+                {"mask": Causal() & SegmentIds(), **scale},
+                segments((20, 30, 10, 20), (70, 10)),
+            ),
+            KernelCase(
+                "more-keys-than-queries",
+                {"q": (2, 8, 2, 16), "k": (2, 70, 2, 16), "v": (2, 70, 2, 16)},
+                {"mask": Full(), **scale},
+                lambda: {"kv_valid": jnp.arange(70)[None, :] < jnp.array([[33], [70]])},
+            ),
+        ]
+
+    def function(self):
+        return functools.partial(attention_pallas, interpret=True)
+
+
+def call(op="attention", shapes=None, dtype="bfloat16", instance="gpu-h100-8", **fields):
+    shapes = shapes or {n: (1, 4096, 8, 128) for n in "qkv"}
+    dtypes = fields.pop("dtypes", dict.fromkeys(shapes, dtype))
+    fields.setdefault("mask", Causal())
+    return OpCall(op=op, shapes=shapes, dtypes=dtypes, instance=instance, platform="gpu", **fields)
+
+
+def with_array(name, shape=(1, 4096)):
+    return call(shapes={**call().shapes, name: shape}, dtypes={**call().dtypes, name: "int32"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (call(), None),
+        (call(mask=Full()), None),
+        (call(mask=Causal() & SlidingWindow(left=1023)), None),
+        (call(mask=SlidingWindow(left=1023, right=0)), None),
+        (call(mask=SlidingWindow(left=5, right=5)), "windows to the left only"),
+        (call(mask=Causal() & SegmentIds()), "segment ids only as a dense"),
+        (call(mask=PrefixLM(8)), "does not know the mask PrefixLM"),
+        (call(mask=Causal() & TracedWindow()), "does not know the mask TracedWindow"),
+        (call(dtype="float32"), "is for bfloat16 and float16, got float32"),
+        (call(options={"logit_cap": 30.0}), "no soft cap"),
+        (call(options={"dot_general": "replaced"}), "products cannot be replaced"),
+        (call(view="dense"), "reads no key/value cache"),
+        (with_array("q_positions"), "positions for indices"),
+        (with_array("bias", (1, 8, 4096, 4096)), "takes no bias"),
+        (with_array("logit_scale", ()), "static logit scale"),
+        (call(shapes={n: (1, 64, 2, 20) for n in "qkv"}), "multiple of 8 up to 256, got 20"),
+        (call(shapes={n: (1, 64, 2, 256) for n in "qkv"}), None),
+        (
+            call(shapes={n: (1, 64, 2, 256) for n in "qkv"}, instance="gpu-a100-80-8"),
+            "multiple of 8 up to 128, got 256",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cudnn_serves(asked, reason):
+    got = supports.cudnn(asked)
+    assert got is reason is None or reason in got
+
+
+def test_pallas_takes_what_cudnn_does_not():
+    packed = call(mask=Causal() & SegmentIds(), options={"logit_cap": 30.0}, dtype="float32")
+    assert supports.pallas_triton(packed) is None
+    assert "up to 256" in supports.pallas_triton(call(shapes={n: (1, 8, 2, 576) for n in "qkv"}))
+
+
+def test_tokamax_says_why_not():
+    assert "not installed" in supports.tokamax_mosaic(call()) or "gradient" in (
+        supports.tokamax_mosaic(call())
+    )
+
+
+def test_the_reference_serves_short_calls_and_caches_only():
+    assert "fewer than 2048 keys" in supports.xla_attention(call())
+    assert supports.xla_attention(call(shapes={n: (1, 2047, 8, 128) for n in "qkv"})) is None
+    assert supports.xla_attention(call(view="dense")) is None
+
+
+def test_every_gpu_has_its_capability():
+    assert set(CAPABILITIES) == set(GPUS)
+    assert capability_of("gpu-p6-b200.48xlarge-8") == (10, 0)
+    assert capability_of("tpu-v5p-8") is capability_of("gpu-none-8") is None
+
+
+def test_what_is_asked_at_selection_imports_no_jax():
+    code = "import sys, axlearn_gpu.kernels, axlearn_gpu.supports; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_stand_in_is_a_kernel_that_the_instance_accepts():
+    instance = resolve_instance("gpu-h100-8")
+    accepted = instance.attributes["aot_stand_ins"].split()
+    stand_ins = compiler_for(instance).stand_ins
+    assert accepted == [f"{op}.{implementation}" for op, implementation in stand_ins]
+    for (op, implementation), (other, reason) in stand_ins.items():
+        assert {f"{op}.{implementation}", f"{op}.{other}"} <= set(host().kernels.names())
+        assert reason
+
+
+def test_lists_of_a_gpu_end_with_the_reference():
+    rules = assemble(experiments.get("tiny-lm"), instance="gpu-h100-8").cfg.ops
+    assert rules["attention"].implementations[0] == "cudnn"
+    for op in ("attention", "gated_activation", "linear_cross_entropy", "rms_norm"):
+        assert rules[op].implementations[-1] == "xla_gpu"

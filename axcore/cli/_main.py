@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("axcore.cli.train", "train an experiment, or go on with it"),
     "aot": ("axcore.cli.aot", "compile a training step for a machine that need not be here"),
     "plan": ("axcore.cli.plan", "find the mesh, remat and microbatches that suit a machine"),
+    "kernels": ("axcore.cli.kernels", "list kernels, and explain which ones serve a program"),
     "eval": ("axcore.cli.eval", "evaluate a model directory"),
     "generate": ("axcore.cli.generate", "continue a text with a model directory"),
     "tokenizer": ("axcore.cli.tokenizer", "train a tokenizer, and see what tokens it makes"),

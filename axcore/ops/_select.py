@@ -13,24 +13,30 @@ kernel that says ``compiler_partitioned``; XLA partitions them.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
-from jax.sharding import PartitionSpec
 
 from axcore.context import current_context
-from axcore.errors import OpError, did_you_mean
+from axcore.errors import OpError, PluginError, did_you_mean
 from axcore.ops._records import KernelChoice, Refusal
+from axcore.ops._references import REFERENCE, REFERENCES, reference
+from axcore.ops._shards import (
+    Operand,
+    auto_axes,
+    num_shards,
+    partition_refusal,
+    shard_mapped,
+    sharded_axes,
+)
 
 if TYPE_CHECKING:
     from axcore.context import Target
-    from axcore.plugins import KernelSpec, OpCall, Purpose
+    from axcore.plugins import OpCall, Purpose
 
 __all__ = [
     "REFERENCE",
@@ -46,45 +52,7 @@ __all__ = [
     "sharded_axes",
 ]
 
-#: Name of the pure-XLA implementation that every op has.
-REFERENCE = "xla"
-
-#: op -> target of its reference implementation.
-REFERENCES: Mapping[str, str] = {
-    "attention": "axcore.ops._attention._xla:attention_xla",
-    "paged_attention": "axcore.ops._paged_attention:paged_attention_xla",
-    "rms_norm": "axcore.ops._norms:rms_norm_xla",
-    "add_rms_norm": "axcore.ops._norms:add_rms_norm_xla",
-    "layer_norm": "axcore.ops._norms:layer_norm_xla",
-    "rotary": "axcore.ops._rotary:rotary_xla",
-    "gated_activation": "axcore.ops._activation:gated_activation_xla",
-    "linear_cross_entropy": "axcore.ops._linear_cross_entropy._xla:linear_cross_entropy_xla",
-    "grouped_matmul": "axcore.ops._grouped_matmul:grouped_matmul_xla",
-    "all_gather_matmul": "axcore.ops._collective_matmul:all_gather_matmul_xla",
-    "matmul_reduce_scatter": "axcore.ops._collective_matmul:matmul_reduce_scatter_xla",
-}
-
 _RECORDERS: ContextVar[tuple[list[KernelChoice], ...]] = ContextVar("axcore_choices", default=())
-
-
-class Operand(NamedTuple):
-    """An argument of an op: the array (or None when absent) and the logical axis of each dim.
-
-    Attributes:
-        array: The array.
-        axes: What kernels know the dims by; None for a dim that they get whole.
-        placed: What the dims lie by, where that differs: another axis than the one that kernels
-            know, or the axis of a dim that is gathered for all but communicating kernels.
-    """
-
-    array: Any
-    axes: tuple[str | None, ...]
-    placed: tuple[str | None, ...] | None = None
-
-    @property
-    def layout(self) -> tuple[str | None, ...]:
-        """The logical axis that each dim lies by."""
-        return self.axes if self.placed is None else self.placed
 
 
 @contextmanager
@@ -108,41 +76,6 @@ def ambient_target() -> Target | None:
     """The target of the module call that is running, or None outside of one."""
     context = current_context()
     return None if context is None else context.target
-
-
-def sharded_axes(target: Target, logical_axis: str | None) -> tuple[str, ...]:
-    """Mesh axes of more than one device that split ``logical_axis``, less those already manual."""
-    if logical_axis is None or target.mesh is None:
-        return ()
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-    sizes = target.mesh.shape
-    return tuple(
-        axis for axis in target.mesh_axes(logical_axis) if sizes[axis] > 1 and axis not in manual
-    )
-
-
-def _auto_axes(target: Target) -> set[str]:
-    """The mesh axes that no enclosing ``shard_map`` handles."""
-    if target.mesh is None:
-        return set()
-    return set(target.mesh.axis_names) - set(jax.sharding.get_abstract_mesh().manual_axes)
-
-
-@functools.cache
-def reference(op: str) -> Callable[..., Any]:
-    """The pure-XLA implementation of ``op``: what every kernel is compared with.
-
-    Raises:
-        OpError: There is no such op.
-    """
-    if op not in REFERENCES:
-        raise OpError(
-            f"no op named {op!r}; known: {', '.join(REFERENCES)}",
-            code="AX404",
-            hint=did_you_mean(op, REFERENCES) or None,
-        )
-    module, _, name = REFERENCES[op].partition(":")
-    return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))
 
 
 def dispatch(
@@ -206,11 +139,11 @@ def dispatch(
     key = f"{op}.{traced}"
     kernel = host().kernels.load(key)
     spec = host().kernels.get(key)
-    if target is None or spec.compiler_partitioned or not _auto_axes(target):
+    if target is None or spec.compiler_partitioned or not auto_axes(target):
         return kernel(**arrays, **static)
     over = spec.communicates
     output = output_axes if output_placed is None else output_placed
-    return _shard_mapped(kernel, given, output, static, target, over)
+    return shard_mapped(kernel, given, output, static, target, over)
 
 
 def make_call(
@@ -258,7 +191,7 @@ def make_call(
                 over = sharded_axes(target, placed)
             if over and axis is not None:
                 split[axis] = over
-            per_device.append(-(-size // _num_shards(target, over)))
+            per_device.append(-(-size // num_shards(target, over)))
         device_shapes[name] = tuple(per_device)
     for axis in communicated:
         if target is not None and (over := sharded_axes(target, axis)):
@@ -291,7 +224,8 @@ def select(call: OpCall, forced: str | None = None) -> KernelChoice:
         The choice, with the reason of each implementation that was refused before it.
 
     Raises:
-        OpError: No acceptable implementation serves the call.
+        OpError: No acceptable implementation serves the call, or there is none of a given name.
+        PluginError: The forced one cannot be imported.
     """
     context = current_context()
     target = ambient_target()
@@ -300,8 +234,10 @@ def select(call: OpCall, forced: str | None = None) -> KernelChoice:
     refused: list[Refusal] = []
     for name in names:
         reason = _refusal(call, name, target)
+        stand_in = None if reason is not None else _stand_in(call, name, target, site)
+        if reason is None and stand_in is None:
+            reason = _import_refusal(call.op, name, forced)
         if reason is None:
-            stand_in = _stand_in(call, name, target, site)
             return _record(
                 KernelChoice(site or "", call.op, name, tuple(refused), call, stand_in=stand_in)
             )
@@ -342,7 +278,7 @@ def kv_repeats(num_heads: int, num_kv_heads: int) -> int:
     if target is None or _acceptable("attention", target) == (REFERENCE,):
         return 1
     over = sharded_axes(target, "heads")
-    parts = _num_shards(target, over)
+    parts = num_shards(target, over)
     if num_kv_heads == 1 or over != sharded_axes(target, "kv_heads"):
         return 1
     times = parts // math.gcd(parts, num_kv_heads)
@@ -403,9 +339,14 @@ def _refusal(call: OpCall, name: str, target: Target | None) -> str | None:
     key = f"{call.op}.{name}"
     if key not in kernels:
         known = [s.implementation for s in kernels.specs() if s.op == call.op]
-        others = ", ".join(sorted({*known, REFERENCE}))
-        hint = did_you_mean(name, [*known, REFERENCE])
-        return f"not installed or not active (known: {others})" + (f", {hint}" if hint else "")
+        near = did_you_mean(name, [*known, REFERENCE])
+        raise OpError(
+            f"no installed and active plugin has an implementation {name!r} of {call.op}; known: "
+            f"{', '.join(sorted({*known, REFERENCE}))}",
+            code="AX415",
+            where=f"ops.{call.op}.implementations",
+            hint=near or "`axcore kernels list` shows all, with the distribution of each",
+        )
     spec = kernels.get(key)
     if not spec.runs_on(call.platform):
         return f"runs on {', '.join(spec.platforms)}, the target is {call.platform}"
@@ -419,89 +360,23 @@ def _refusal(call: OpCall, name: str, target: Target | None) -> str | None:
             return f"it is for a split dim {axis}, which is whole on each device here"
     if target is None or spec.compiler_partitioned:
         return None
-    return _partition_refusal(call, spec, target)
+    return partition_refusal(call, spec, target)
 
 
-def _num_shards(target: Target | None, mesh_axes: tuple[str, ...]) -> int:
-    num = 1
-    for axis in mesh_axes:
-        assert target is not None and target.mesh is not None
-        num *= target.mesh.shape[axis]
-    return num
+def _import_refusal(op: str, name: str, forced: str | None) -> str | None:
+    """Why the implementation cannot be had here, or None.
 
-
-def _partition_refusal(call: OpCall, spec: KernelSpec, target: Target) -> str | None:
-    """Why the kernel cannot run on the shards of this call, or None."""
-    for argument, axes in call.axes.items():
-        tolerated = spec.partitioning.get(argument, ())
-        for size, axis in zip(call.shapes[argument], axes, strict=True):
-            over = call.mesh_axes.get(axis or "", ())
-            if axis is None or size == 1 or not over:
-                continue
-            if axis not in tolerated:
-                return f"does not tolerate dim {axis} of {argument} sharded over {', '.join(over)}"
-            num = _num_shards(target, over)
-            if size % num:
-                return f"dim {axis} of {argument} ({size}) does not divide over {num} devices"
-    heads, kv_heads = (call.mesh_axes.get(a, ()) for a in ("heads", "kv_heads"))
-    keys = {"attention": ("k", 2), "paged_attention": ("k_pages", 0)}.get(call.op)
-    if keys is None or heads == kv_heads:
+    Raises:
+        PluginError: It was named, so nothing else will do.
+    """
+    if name == REFERENCE:
         return None
-    argument, dim = keys
-    if call.shapes[argument][dim] != 1:
-        return (
-            f"query heads are sharded over {heads or 'nothing'} and key/value heads over"
-            f" {kv_heads or 'nothing'}: a device would lack the keys of its queries"
-        )
+    from axcore.plugins import host
+
+    try:
+        host().kernels.load(f"{op}.{name}")
+    except PluginError as error:
+        if forced is not None:
+            raise
+        return f"{error.message}{f' ({error.hint})' if error.hint else ''}"
     return None
-
-
-def _shard_mapped(
-    kernel: Callable[..., Any],
-    operands: Mapping[str, Operand],
-    output_placed: Any,
-    static: Mapping[str, Any],
-    target: Target,
-    communicates: tuple[str, ...],
-) -> Any:
-    """Runs the kernel on each device's shards; dims that are not sharded are whole everywhere."""
-    assert target.mesh is not None
-
-    def spec(axes: tuple[str | None, ...], shape: tuple[int, ...] | None = None) -> PartitionSpec:
-        sizes = shape or (0,) * len(axes)
-        return PartitionSpec(
-            *(
-                (sharded_axes(target, axis) or None) if size != 1 else None
-                for axis, size in zip(axes, sizes, strict=True)
-            )
-        )
-
-    def placement(operand: Operand) -> tuple[str | None, ...]:
-        pairs = zip(operand.axes, operand.layout, strict=True)
-        return tuple(p if axis is not None or p in communicates else None for axis, p in pairs)
-
-    names = list(operands)
-    in_specs = tuple(
-        spec(placement(operands[name]), jax.numpy.shape(operands[name].array)) for name in names
-    )
-    if communicates:
-        static = {**static, "mesh_axes": {a: sharded_axes(target, a) for a in communicates}}
-
-    def is_axes(x: Any) -> bool:  # and not a tuple of results, each with its own
-        return isinstance(x, tuple) and all(a is None or isinstance(a, str) for a in x)
-
-    out_specs = jax.tree.map(spec, output_placed, is_leaf=is_axes)
-
-    def local(*arrays: jax.Array) -> Any:
-        return kernel(**dict(zip(names, arrays, strict=True)), **static)
-
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-    mapped = jax.shard_map(
-        local,
-        mesh=None if manual else target.mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=_auto_axes(target),
-        check_vma=False,
-    )
-    return mapped(*(operands[name].array for name in names))

@@ -55,12 +55,17 @@ def _default_writers() -> dict[str, BaseWriter.Config]:
 
 def _default_ops() -> dict[str, OpRule]:
     names = (
+        "add_rms_norm",
+        "all_gather_matmul",
         "attention",
         "gated_activation",
         "grouped_matmul",
         "layer_norm",
         "linear_cross_entropy",
+        "matmul_reduce_scatter",
+        "paged_attention",
         "rms_norm",
+        "rotary",
     )
     return {name: OpRule() for name in names}
 

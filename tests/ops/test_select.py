@@ -11,7 +11,7 @@ import pytest
 import axcore.plugins
 from axcore import Module, functional, ops
 from axcore.context import LocalTarget
-from axcore.errors import OpError
+from axcore.errors import OpError, PluginError
 from axcore.ops import Causal
 from axcore.parallel import MeshShape, ProgramTarget, build_mesh
 from axcore.plugins import KernelSpec, Registry
@@ -66,7 +66,8 @@ def kernels(monkeypatch):
     monkeypatch.setattr(axcore.plugins, "host", lambda: host)
 
     def register(op, name, function, supports=None, platforms=("tpu",), **spec):
-        setattr(module, f"{op}_{name}", function)
+        if function is not None:  # None: what it names is not there
+            setattr(module, f"{op}_{name}", function)
         if supports is not None:
             setattr(module, f"{op}_{name}_supports", supports)
         made = KernelSpec(
@@ -99,7 +100,8 @@ def test_the_first_kernel_without_objection_is_chosen_and_reasons_are_kept(kerne
     kernels("rms_norm", "picky", marked(1.0), lambda call: "the last dim is not 128")
     kernels("rms_norm", "gpu_only", marked(2.0), platforms=("gpu",))
     kernels("rms_norm", "good", marked(3.0), lambda call: None)
-    names = ("picky", "gpu_only", "absent", "good", "xla")
+    kernels("rms_norm", "broken", None)
+    names = ("picky", "gpu_only", "broken", "good", "xla")
     outputs, (choice,) = run(target(kernels={"rms_norm": names}))
     np.testing.assert_array_equal(outputs, 3.0)
     assert (choice.site, choice.op, choice.chosen, choice.fallback) == (
@@ -108,10 +110,11 @@ def test_the_first_kernel_without_objection_is_chosen_and_reasons_are_kept(kerne
         "good",
         False,
     )
-    assert {r.implementation: r.reason for r in choice.refused} == {
+    assert {r.implementation: r.reason.partition(" (did")[0] for r in choice.refused} == {
         "picky": "the last dim is not 128",
         "gpu_only": "runs on gpu, the target is tpu",
-        "absent": "not installed or not active (known: good, gpu_only, picky, xla)",
+        "broken": "target 'fake_kernels:rms_norm_broken': 'fake_kernels' has no attribute"
+        " 'rms_norm_broken'",
     }
     assert choice.to_json()["refused"][0] == {
         "implementation": "picky",
@@ -155,13 +158,24 @@ def test_a_forced_kernel_that_cannot_serve_is_an_error_even_on_cpu(kernels):
     kernels("rms_norm", "a", marked(1.0), lambda call: "no")
     with pytest.raises(OpError, match=r"no acceptable implementation of rms_norm .*: a: runs on"):
         ops.rms_norm(X, implementation="a")
-    with pytest.raises(OpError, match="b: not installed or not active"):
+    with pytest.raises(OpError, match=r"has an implementation 'b' of rms_norm; known: a, xla"):
         ops.rms_norm(X, implementation="b")
+    kernels("rms_norm", "broken", None, platforms=("*",))
+    with pytest.raises(PluginError, match="has no attribute 'rms_norm_broken'"):
+        ops.rms_norm(X, implementation="broken")
 
 
 def test_a_forced_kernel_runs(kernels):
     kernels("rms_norm", "a", marked(7.0), platforms=("*",))
     np.testing.assert_array_equal(ops.rms_norm(X, implementation="a"), 7.0)
+
+
+def test_a_name_that_nobody_has_is_an_error_in_a_list_too(kernels):
+    kernels("rms_norm", "pallas", marked(1.0))
+    for platform in ("cpu", "tpu"):
+        with pytest.raises(OpError, match="did you mean 'pallas'") as caught:
+            run(target(platform, kernels={"rms_norm": ("palas",)}))
+        assert (caught.value.code, caught.value.where) == ("AX415", "ops.rms_norm.implementations")
 
 
 def test_a_near_miss_is_named(kernels):
@@ -224,7 +238,7 @@ def test_a_kernel_runs_on_each_devices_share(kernels):
         ({"seq": 2}, PARTS, (4, 8, 4, 2), 2, "does not tolerate dim seq of q sharded over seq"),
         ({"data": 2}, {"q": ALL}, (4, 8, 4, 2), 2, "dim batch of k sharded over data"),
         ({"data": 2}, PARTS, (3, 8, 4, 2), 2, r"dim batch of q \(3\) does not divide over 2"),
-        ({"model": 4}, PARTS, (4, 8, 4, 2), 2, r"kv_heads of k \(2\) does not divide over 4"),
+        ({"model": 4}, PARTS, (4, 8, 6, 2), 2, r"heads of q \(6\) does not divide over 4"),
     ],
 )
 def test_what_a_kernel_does_not_tolerate_sharded_is_a_refusal(

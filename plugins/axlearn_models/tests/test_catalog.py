@@ -149,12 +149,14 @@ class Mixture(NamedTuple):
     heads_norm: bool = False
     qkv_bias: bool = False
     shared: int = 0
+    biases: bool = False  # of all linear maps; then there are sinks, too
 
     def count(self, experts: int | None = None) -> int:
         """Counts by hand, with no layer of ours."""
-        one = 3 * self.dim * self.ffn
+        one = 3 * self.dim * self.ffn + self.biases * (2 * self.ffn + self.dim)
         held = self.experts if experts is None else experts
         mixtures = held * one + self.dim * (self.experts + bool(self.shared))
+        mixtures += self.biases * (self.experts + self.dim + self.heads)
         sizes = (self.vocab, self.dim, self.layers, self.heads, self.kv_heads, self.shared)
         same = ("head_dim", "qk_norm", "heads_norm", "qkv_bias")
         rest = Llama(0, *sizes, **{name: getattr(self, name) for name in same})
@@ -275,6 +277,18 @@ PUBLISHED = {
         qkv_bias=True,
         shared=20480,
     ),
+    "gpt-oss-20B": Mixture(
+        *(20_914_757_184, 4_187_440_704, 201088, 2880, 24, 64, 8, 2880, 32, 4),
+        head_dim=64,
+        qkv_bias=True,
+        biases=True,
+    ),
+    "gpt-oss-120B": Mixture(
+        *(116_829_156_672, 5_711_982_912, 201088, 2880, 36, 64, 8, 2880, 128, 4),
+        head_dim=64,
+        qkv_bias=True,
+        biases=True,
+    ),
     "afm-on-device": Llama(
         2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
     ),
@@ -323,6 +337,8 @@ ACTIVE = {
     "olmoe-1B-7B": (6.9, 1.3),
     "qwen1.5-MoE-A2.7B": (14.3, 2.7),
     "qwen2-57B-A14B": (57.4, 14),
+    "gpt-oss-20B": (20.9, 3.6),
+    "gpt-oss-120B": (116.8, 5.1),
 }
 
 
@@ -332,6 +348,8 @@ def test_a_mixture_has_the_published_number_of_active_parameters(name):
     assert isinstance(published, Mixture)
     counted = model_flops(experiments.get(name)).num_active_parameters
     assert counted == published.active == published.count(published.top_k)
+    if name.startswith("gpt-oss"):  # there without the embedding, with the head
+        counted -= published.vocab * published.dim
     for billions, exact in zip(ACTIVE[name], (published.total, counted), strict=True):
         # Rounded or cut off there.
         assert exact / 1e9 == pytest.approx(billions, abs=0.1 if billions % 1 else 1)

@@ -29,6 +29,7 @@ FAMILIES = {
     "phi3": "hf:Phi3ForCausalLM",
     "mixtral": "hf:MixtralForCausalLM",
     "olmoe": "hf:OlmoeForCausalLM",
+    "gpt-oss": "hf:GptOssForCausalLM",
 }
 MEMBERS = {
     name: family

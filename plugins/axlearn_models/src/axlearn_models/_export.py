@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorRule
+from axcore.config import Config
 from axcore.layers import (
     QKV,
     Attention,
@@ -38,12 +39,15 @@ _KINDS = {
 _LAYER_KINDS = {
     "attention": Attention.Config,
     "attention.qkv": QKV.Config,
-    "feed_forward": FeedForward.Config,
 }
 
 
 def layers_to_say(
-    cfg: Trainer.Config, architecture: str, *, periodic: bool = False
+    cfg: Trainer.Config,
+    architecture: str,
+    *,
+    periodic: bool = False,
+    feed_forward: type[Config] = FeedForward.Config,
 ) -> tuple[Any, ...]:
     """Returns the layers of an experiment that is to be said in foreign settings.
 
@@ -51,6 +55,7 @@ def layers_to_say(
         cfg: The experiment.
         architecture: The foreign name, for messages.
         periodic: Whether the layers may differ.
+        feed_forward: What their feed-forward layers are.
 
     Raises:
         CheckpointError: It is no decoder of plain layers (AX622).
@@ -62,7 +67,7 @@ def layers_to_say(
         raise cannot_say(f"a period of {len(layers)} layers", architecture)
     for layer in layers:
         _check_kind(layer, TransformerLayer.Config, "model.decoder.layer", architecture)
-        for path, kind in _LAYER_KINDS.items():
+        for path, kind in (*_LAYER_KINDS.items(), ("feed_forward", feed_forward)):
             where = f"model.decoder.layer.{path}"
             _check_kind(layer.get_path(path), kind, where, architecture)
     return layers

@@ -2,30 +2,24 @@
 
 Embeddings are multiplied by the root of their width, norms stand before and after each branch and
 store their distance from one, the feed-forward network is gated by GELU, the head is the embedding.
-Local layers see a window, global ones everything; a period of layer configs says which is which, so
-that kernels know each layer's mask.
+Local layers see a window, global ones everything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from axcore.layers import BaseQueryKeyTransform, CausalLM, RMSNorm
 from axcore.train import Trainer
 from axlearn_models._llama_like import layers_of, llama_like, resized, shrunk
-from axlearn_models._windows import causal
 from axlearn_rope import RoPE
 
 __all__ = [
-    "alternating",
     "gemma_like",
-    "period_of",
     "resized_gemma",
     "rope_of_layer",
     "shrunk_gemma",
-    "split_layers",
 ]
 
 
@@ -80,43 +74,10 @@ def gemma_like(
     return model
 
 
-def alternating(cfg: Trainer.Config, *, local: Sequence[bool], window: int) -> Trainer.Config:
-    """Makes the layers of a config a period of local and global ones and returns it.
-
-    Args:
-        cfg: Its first local and its first global layer are the patterns; either serves for both.
-        local: Which layers of the period are local.
-        window: Tokens that a local layer sees, a token's own included.
-    """
-    narrow, wide = split_layers(cfg)
-    local_layer, global_layer = (narrow or wide)[0].copy(), (wide or narrow)[0].copy()
-    local_layer.attention.set(mask=causal(window))
-    global_layer.attention.set(mask=causal(None))
-    layers = tuple(local_layer if here else global_layer for here in local)
-    cfg.set_path("model.decoder.layer", layers)
-    return cfg
-
-
-def split_layers(cfg: Trainer.Config) -> tuple[list[Any], list[Any]]:
-    """Returns the nodes of the layers that are local, and of those that are global."""
-    narrow, wide = [], []
-    for layer in layers_of(cfg):
-        (wide if layer.attention.mask == causal(None) else narrow).append(layer)
-    return narrow, wide
-
-
 def rope_of_layer(layer: Any) -> RoPE.Config:
     """Returns the node of a layer's rotary embedding."""
     (rope,) = layer.find(RoPE.Config).values()
     return rope
-
-
-def period_of(local: Sequence[bool]) -> tuple[bool, ...]:
-    """Returns the shortest period of a sequence, which may end inside the period."""
-    for length in range(1, len(local) + 1):
-        if all(here == local[i % length] for i, here in enumerate(local)):
-            return tuple(local[:length])
-    return tuple(local)
 
 
 def resized_gemma(

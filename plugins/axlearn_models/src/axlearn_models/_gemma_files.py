@@ -11,10 +11,10 @@ from axcore.layers import RMSNorm
 from axcore.ops.masks import SlidingWindow
 from axcore.train import Trainer
 from axlearn_models._export import layers_to_say, rules_without
-from axlearn_models._gemma import alternating, period_of, resized_gemma
+from axlearn_models._gemma import resized_gemma
 from axlearn_models._hugging_face import cannot_say, given
 from axlearn_models._llama_like import initialized, layers_of, normalized
-from axlearn_models._windows import causal
+from axlearn_models._windows import alternating, causal, period_of
 from axlearn_rope import RoPE, rope_from_hf
 
 __all__ = ["gemma_from", "gemma_rules", "gemma_to", "rope_from"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from axcore.checkpoint.convert import Rule, Settings, Stacked, TensorRule, TorchLinear
 from axcore.train import Trainer
+from axlearn_models._export import layers_to_say
 from axlearn_models._hugging_face import (
     cannot_say,
     given,
@@ -91,14 +92,18 @@ def mixture_to(
     return out
 
 
-def mixtures_to_say(cfg: Trainer.Config, architecture: str) -> None:
-    """Checks that every layer has a mixture with learned scores.
+def mixtures_to_say(cfg: Trainer.Config, architecture: str, *, periodic: bool = False) -> None:
+    """Checks that a model is a decoder whose layers all have mixtures with learned scores.
+
+    Args:
+        cfg: The experiment.
+        architecture: The foreign name, for messages.
+        periodic: Whether the layers may differ.
 
     Raises:
-        CheckpointError: It has not (AX622).
+        CheckpointError: It is not (AX622).
     """
-    if not cfg.model.find(MoE.Config):
-        raise cannot_say("no mixture of experts", architecture)
+    layers_to_say(cfg, architecture, periodic=periodic, feed_forward=MoE.Config)
     for moe in mixtures_of(cfg):
         if type(moe.router) is not TopKRouter.Config:
             raise cannot_say(f"a {type(moe.router).__qualname__} as router", architecture)

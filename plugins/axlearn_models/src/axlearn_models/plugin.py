@@ -150,6 +150,11 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "qwen2-57B-A14B": "Qwen2-57B-A14B",
         "qwen2-moe-test": "the structure of Qwen2's mixtures, seconds on a laptop",
     },
+    "gpt_oss": {
+        "gpt-oss-20B": "GPT-OSS 20B",
+        "gpt-oss-120B": "GPT-OSS 120B",
+        "gpt-oss-test": "GPT-OSS's structure, seconds on a laptop",
+    },
 }
 
 # Format and architecture of foreign files -> the class in FAMILY/convert.py that reads them.
@@ -161,6 +166,7 @@ _CONVERTERS = {
     "hf:MixtralForCausalLM": ("mixtral", "HuggingFaceMixtral"),
     "hf:OlmoeForCausalLM": ("olmoe", "HuggingFaceOlmoe"),
     "hf:Qwen2MoeForCausalLM": ("qwen2_moe", "HuggingFaceQwen2MoE"),
+    "hf:GptOssForCausalLM": ("gpt_oss", "HuggingFaceGptOss"),
     "hf:GPT2LMHeadModel": ("gpt2", "HuggingFaceGPT2"),
     "hf:Gemma2ForCausalLM": ("gemma2", "HuggingFaceGemma2"),
     "hf:Gemma3ForCausalLM": ("gemma3", "HuggingFaceGemma3"),

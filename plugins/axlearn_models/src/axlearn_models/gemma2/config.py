@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from axcore import experiments
 from axcore.train import Trainer
-from axlearn_models._gemma import alternating, gemma_like, resized_gemma, shrunk_gemma
+from axlearn_models._gemma import gemma_like, resized_gemma, shrunk_gemma
 from axlearn_models._llama_like import pretraining, trained_on
+from axlearn_models._windows import alternating
 from axlearn_rope import RoPE
 
 _PERIOD = (True, False)

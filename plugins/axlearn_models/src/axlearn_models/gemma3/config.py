@@ -12,14 +12,13 @@ from axcore import experiments
 from axcore.layers import QKNorm, QueryKeyChain, RMSNorm
 from axcore.train import Trainer
 from axlearn_models._gemma import (
-    alternating,
     gemma_like,
     resized_gemma,
     rope_of_layer,
     shrunk_gemma,
-    split_layers,
 )
 from axlearn_models._llama_like import attention_of, pretraining, trained_on
+from axlearn_models._windows import alternating, split_layers
 from axlearn_rope import LinearScaling, RoPE
 
 _PERIOD = (True, True, True, True, True, False)

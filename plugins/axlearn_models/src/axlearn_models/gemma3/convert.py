@@ -19,9 +19,10 @@ from axcore.checkpoint.convert import (
 from axcore.errors import CheckpointError
 from axcore.train import Trainer
 from axlearn_models._export import verified
-from axlearn_models._gemma import rope_of_layer, split_layers
+from axlearn_models._gemma import rope_of_layer
 from axlearn_models._gemma_files import gemma_from, gemma_rules, gemma_to, rope_from
 from axlearn_models._hugging_face import check_all_read, given, settings_of
+from axlearn_models._windows import split_layers
 from axlearn_rope import RoPE, rope_to_hf
 
 __all__ = ["HuggingFaceGemma3", "HuggingFaceGemma3WithImages"]

@@ -1,8 +1,8 @@
 """The run-time types of fields: an annotation is compiled once to a checker of values.
 
 ``checker.convert(value)`` returns the value as it is stored (nodes copied, a list as a tuple, a
-mapping frozen, an int in a float field as a float) or raises :class:`Mismatch`, which carries the
-path below the field.
+mapping frozen or made the record that the field holds, an int in a float field as a float) or
+raises :class:`Mismatch`, which carries the path below the field.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import collections.abc
 import enum
 import functools
+import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast
 
 from axcore.config import _names
@@ -30,7 +31,7 @@ from axcore.config._tree import (
     rebuilt,
     short_name,
 )
-from axcore.errors import ConfigError
+from axcore.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,12 +267,48 @@ class MappingChecker(Checker):
         return _frozen(value, self.checker)
 
 
+class RecordChecker(Checker):
+    """A frozen dataclass; a mapping of some of its fields is stored as one, the rest defaults."""
+
+    def __init__(self, kind: type):
+        super().__init__(f"a {short_name(kind)}", lambda v: isinstance(v, kind))
+        self.kind = kind
+
+    def convert(self, value: Any) -> Any:
+        if type(value) in MAPPINGS and not isinstance(value, self.kind):
+            value = self._made(value)
+        return super().convert(value)
+
+    def _made(self, value: Mapping[Any, Any]) -> Any:
+        kind, known = cast(Any, self.kind), [f for f in fields(cast(Any, self.kind)) if f.init]
+        names = [f.name for f in known]
+        for key in value:
+            if key not in names:
+                near = did_you_mean(key, names) if type(key) is str else ""
+                raise Mismatch(
+                    f"the key {describe(key)}", f"fields of {self.expected}", near or _fields(names)
+                )
+        needed = [f.name for f in known if f.default is MISSING and f.default_factory is MISSING]
+        missing = [name for name in needed if name not in value]
+        if missing:
+            got = f"a mapping without {', '.join(map(repr, missing))}"
+            raise Mismatch(got, self.expected, _fields(names))
+        checkers = record_checkers(kind)
+        return kind(**{name: checkers[name].part(name, part) for name, part in value.items()})
+
+
+def _fields(names: list[str]) -> str:
+    return f"its fields: {', '.join(names)}"
+
+
 class UnionChecker(Checker):
-    """Any of several; an int stays an int where both int and float are accepted."""
+    """Any of several; an int stays an int, and a mapping one, where both kinds are accepted."""
 
     def __init__(self, options: tuple[Checker, ...]):
         super().__init__(" or ".join(c.expected for c in options))
-        self.options = sorted(options, key=lambda c: c.number == "float")
+        self.options = sorted(
+            options, key=lambda c: c.number == "float" or isinstance(c, RecordChecker)
+        )
         self.enums = tuple(e for c in options for e in c.enums)
         numbers = {c.number for c in options} - {None}
         self.number = numbers.pop() if len(numbers) == 1 else None
@@ -295,6 +332,8 @@ def _literal(choices: tuple[Any, ...]) -> Checker:
 
 def _instance(kind: type) -> Checker:
     """A config class, enum, frozen dataclass, abstract base or runtime protocol."""
+    if "__dataclass_params__" in vars(kind) and not inspect.isabstract(kind):
+        return RecordChecker(kind)
     name = short_name(kind)
     expected = f"a config ({name})" if name.endswith("Config") else f"a {name}"
     members = tuple(kind.__members__) if issubclass(kind, enum.Enum) else ()

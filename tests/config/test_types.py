@@ -305,3 +305,33 @@ def test_a_class_variable_of_a_record_is_none_of_its_fields():
     assert cfg.value == Named(weight=2.0)
     with pytest.raises(ConfigError, match=r"weight"):
         cfg.value = Named(weight="heavy")  # pyright: ignore[reportArgumentType]
+
+
+class Recorded(Configurable):
+    class Config(Configurable.Config):
+        record: Normal = Normal()
+        either: Normal | Mapping[str, float] = Normal()
+        rule: Rule | None = None
+
+
+def test_a_mapping_is_stored_as_the_record_that_the_field_holds():
+    cfg = Recorded.Config(record={"scales": [1, 2]}, either={"stddev": 1})
+    assert cfg.record == Normal(scales=(1.0, 2.0))
+    assert cfg.either == FrozenMapping({"stddev": 1.0})
+    cfg.set_path_text("record", '{"stddev": 3}')
+    assert cfg.record == Normal(3.0)
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        ({"record": {"stdev": 1.0}}, ("record", "'stdev'", "fields of a Normal", "'stddev'")),
+        ({"record": {"scales": ["x"]}}, ("record.scales.0", "'x'", "float")),
+        ({"rule": {}}, ("rule", "without 'pattern'", "Rule", "pattern, configs")),
+    ],
+)
+def test_a_mapping_that_is_no_record_says_what_is_wrong(given, words):
+    with pytest.raises(ConfigError) as raised:
+        Recorded.Config(**given)
+    for word in words:
+        assert word in str(raised.value)

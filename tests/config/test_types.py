@@ -311,7 +311,7 @@ class Recorded(Configurable):
     class Config(Configurable.Config):
         record: Normal = Normal()
         either: Normal | Mapping[str, float] = Normal()
-        rule: Rule | None = None
+        rule: Rule = Rule("*")
 
 
 def test_a_mapping_is_stored_as_the_record_that_the_field_holds():

@@ -27,9 +27,10 @@ def reduce_scatter_supports(call: OpCall) -> str | None:
 
 
 def _reason(call: OpCall, argument: str, dim: int) -> str | None:
-    over, axis = tuple(call.options.get("over", ())), call.axes[argument][dim]
+    over = tuple(call.options.get("over", ()))
     if not over:
         return "positions between branches are split no further than inside: nothing to overlap"
+    axis = call.axes[argument][dim]
     if call.mesh_axes.get(axis or "", ()) != over:
         return (
             f"{axis} is split over {', '.join(call.mesh_axes.get(axis or '', ())) or 'nothing'}"

@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._backends import BackendConformance as BackendConformance
     from ._decoding import check_cached_decode as check_cached_decode
     from ._distributions import write_distribution as write_distribution
     from ._kernels import KernelCase as KernelCase
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ._quantization import QuantizationConformance as QuantizationConformance
 
 _PUBLIC = {
+    "BackendConformance": "_backends",
     "KernelCase": "_kernels",
     "KernelConformance": "_kernels",
     "LayerConformance": "_layers",
@@ -41,6 +43,7 @@ __all__ = [  # noqa: RUF022
     "KernelCase",
     "LayerConformance",
     "QuantizationConformance",
+    "BackendConformance",
     "check_cached_decode",
     "write_distribution",
 ]

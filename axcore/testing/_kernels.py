@@ -14,6 +14,7 @@ from axcore import ops
 from axcore.plugins import OpCall, host, load_target
 
 from ._op_cases import NOT_DIFFERENTIABLE, KernelCase, default_cases
+from ._sharded_op import MESH_AXES, op_function, run_sharded
 
 __all__ = ["KernelCase", "KernelConformance"]
 
@@ -28,9 +29,10 @@ class KernelConformance:
         implementation: The implementation's name.
         tolerance: Largest relative error of results in float32.
         gradient_tolerance: The same for gradients.
-        low_precision: Dtype of the low-precision test, or None to leave it out.
+        low_precision: Dtypes of the low-precision test, or one; None leaves it out.
         low_precision_tolerance: Largest relative error there; bfloat16 rounds to 2**-8.
         differentiable: Whether the kernel has a gradient.
+        batchable: Whether it claims to work under ``jax.vmap``.
 
     Example:
         ```python
@@ -44,9 +46,10 @@ class KernelConformance:
     implementation: str
     tolerance: float = 1e-5
     gradient_tolerance: float = 1e-4
-    low_precision: str | None = "bfloat16"
+    low_precision: str | tuple[str, ...] | None = "bfloat16"
     low_precision_tolerance: float = 2e-2
     differentiable: bool = True
+    batchable: bool = False
 
     def cases(self) -> Sequence[KernelCase]:
         """Returns the calls to check; by default a few small ones for each op of core."""
@@ -65,7 +68,11 @@ class KernelConformance:
         return load_target(spec.target, where=spec.name)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Runs each test once per case."""
+        """Runs each test once per case, and low precision once per dtype."""
+        if "dtype" in metafunc.fixturenames:
+            low = self.low_precision
+            dtypes = (low,) if isinstance(low, str) else low or ()
+            metafunc.parametrize("dtype", dtypes)
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", self.cases(), ids=lambda case: case.name)
 
@@ -82,10 +89,8 @@ class KernelConformance:
         got = jax.jit(self._kernel(case, arrays))(arrays)
         self._compare(got, self._reference(case, arrays), self.tolerance)
 
-    def test_low_precision(self, case: KernelCase) -> None:
-        if self.low_precision is None:
-            pytest.skip("the suite leaves low precision out")
-        low = _cast(case.arrays(), self.low_precision)
+    def test_low_precision(self, case: KernelCase, dtype: str) -> None:
+        low = _cast(case.arrays(), dtype)
         got = jax.jit(self._kernel(case, low))(low)
         expected = self._reference(case, _cast(low, "float32"))
         self._compare(got, expected, self.low_precision_tolerance)
@@ -106,6 +111,50 @@ class KernelConformance:
         first, second = kernel(arrays), kernel(arrays)
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             np.testing.assert_array_equal(a, b)
+
+    def test_jit_changes_nothing(self) -> None:
+        case = self.cases()[0]
+        arrays = case.arrays()
+        kernel = self._kernel(case, arrays)
+        self._compare(jax.jit(kernel)(arrays), kernel(arrays), self.tolerance)
+
+    def test_vmap_equals_a_loop(self) -> None:
+        if not self.batchable:
+            pytest.skip("the suite does not claim it")
+        case = self.cases()[0]
+        first = case.arrays()
+        second = {n: a[::-1] if a.ndim else a for n, a in first.items()}
+        both = {n: jnp.stack([first[n], second[n]]) for n in first}
+        kernel = self._kernel(case, first)
+        got = jax.jit(jax.vmap(kernel))(both)
+        loop = [kernel(arrays) for arrays in (first, second)]
+        expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
+        self._compare(got, expected, self.tolerance)
+
+    def test_sharded_equals_unsharded(self) -> None:
+        """Over every dim that ``partitioning`` tolerates split, on two devices."""
+        spec = host().kernels.get(f"{self.op}.{self.implementation}")
+        tolerated = {axis for axes in spec.partitioning.values() for axis in axes}
+        if not tolerated or spec.communicates or len(jax.devices()) < 2:
+            pytest.skip("no dim may be split, it is for split dims only, or there is one device")
+        case = self.cases()[0]
+        arrays = case.arrays()
+        public = op_function(self.op, {*arrays, *case.static})
+        if public is None:
+            pytest.skip(f"ops has no function {self.op} with the arguments of the case")
+        expected = jax.jit(self._kernel(case, arrays))(arrays)
+        refusals: list[str] = []
+        for axis, logical in MESH_AXES.items():
+            if tolerated.isdisjoint(logical):
+                continue
+            got = run_sharded(spec, self.function(), self._closed(public, case), arrays, axis)
+            if isinstance(got, str):
+                refusals.append(f"{axis}: {got}")
+                continue
+            self._compare(got, expected, self.tolerance, f"result over {axis}")
+            refusals.append("")
+        if all(refusals):
+            pytest.skip("; ".join(refusals))
 
     def test_supports_gives_a_reason_or_none(self, case: KernelCase) -> None:
         reason = self._refusal(case, case.arrays())

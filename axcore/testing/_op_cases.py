@@ -12,7 +12,7 @@ import pytest
 
 from axcore.ops import masks
 
-__all__ = ["NOT_DIFFERENTIABLE", "KernelCase", "default_cases"]
+__all__ = ["NOT_DIFFERENTIABLE", "KernelCase", "default_cases", "known_ops"]
 
 #: Ops without a gradient, whoever serves them.
 NOT_DIFFERENTIABLE = ("paged_attention",)
@@ -57,6 +57,9 @@ def _attention() -> list[KernelCase]:
         ids = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 2, 2]], jnp.int32)
         return {"q_segment_ids": ids, "kv_segment_ids": ids}
 
+    def prefix() -> dict[str, Any]:
+        return {"prefix_lengths": jnp.array([3, 5], jnp.int32)}
+
     scale = {"logit_scale": 0.25}
     causal = masks.Causal()
     return [
@@ -67,6 +70,8 @@ def _attention() -> list[KernelCase]:
         KernelCase("odd-length", qkv(7, 4, 2), {"mask": causal, **scale}),
         KernelCase("logit-cap", qkv(8, 4, 4), {"mask": causal, "logit_cap": 2.0, **scale}),
         KernelCase("window", qkv(8, 4, 4), {"mask": causal & masks.SlidingWindow(left=2), **scale}),
+        KernelCase("sinks", {**qkv(8, 4, 2), "sinks": (4,)}, {"mask": causal, **scale}),
+        KernelCase("prefix", qkv(8, 4, 2), {"mask": masks.PrefixLM(), **scale}, prefix),
         KernelCase(
             "segments", qkv(8, 4, 2), {"mask": causal & masks.SegmentIds(), **scale}, segments
         ),
@@ -196,3 +201,8 @@ def default_cases(op: str) -> list[KernelCase]:
     if op not in cases:
         pytest.fail(f"no cases for op {op!r}; override cases(). Known: {', '.join(cases)}")
     return cases[op]()
+
+
+def known_ops() -> tuple[str, ...]:
+    """Returns the ops that have cases."""
+    return tuple(_cases())

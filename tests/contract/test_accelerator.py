@@ -18,7 +18,7 @@ from axcore.layers import LayerNorm, RMSNorm
 from axcore.parallel import MeshShape, detect, resolve_instance
 from axcore.plugins import PluginHost, find_candidates, reset_host
 from axcore.remat import Remat
-from axcore.testing import write_distribution
+from axcore.testing import BackendConformance, KernelConformance, write_distribution
 from axcore.train import assemble, read_metrics, train
 
 FOLDER = Path(__file__).parent / "accelerator"
@@ -62,6 +62,21 @@ def micro():
 def test_the_whole_plugin_is_less_than_120_lines():
     lines = [line for path in FOLDER.rglob("*.py") for line in path.read_text().splitlines()]
     assert len(lines) < 120
+
+
+class TestBackend(BackendConformance):
+    distribution = "fake-accelerator"
+    instances = ("fake-x1-2", "fake-x1-8")
+    absent = ("fake-x1-3", "fake-x1-16")
+
+
+class TestKernel(KernelConformance):
+    op = "rms_norm"
+    implementation = "fake_root"
+    batchable = True
+
+    def cases(self):
+        return super().cases()[:1]
 
 
 def test_its_rule_options_and_kernel_act_on_its_machine_only():

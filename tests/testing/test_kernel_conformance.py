@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from axcore import ops
 from axcore.ops._select import REFERENCES
+from axcore.plugins import KernelSpec, Registry
 from axcore.testing import KernelConformance
 from axcore.testing._op_cases import default_cases
 
@@ -84,3 +87,34 @@ def test_an_op_without_cases_asks_for_them():
 
     with pytest.raises(pytest.fail.Exception, match="override cases"):
         Suite().cases()
+
+
+def test_the_suite_catches_a_kernel_that_is_wrong_on_shards(monkeypatch):
+    def over_rows(x, scale=None, *, eps):
+        """Wrong by a factor that depends on the rows of the device."""
+        return ops.reference("rms_norm")(x, scale, eps=eps) * jnp.sqrt(x.shape[0])
+
+    spec = KernelSpec(
+        op="rms_norm",
+        implementation="acme",
+        platforms=("*",),
+        target="nowhere:rms_norm",
+        partitioning={"x": ("batch",)},
+    )
+    fake = types.SimpleNamespace(kernels=Registry("kernels", {spec.name: (spec, "acme")}, tuple))
+    for module in ("axcore.plugins", "axcore.testing._kernels", "axcore.testing._sharded_op"):
+        monkeypatch.setattr(f"{module}.host", lambda: fake)
+
+    class Suite(KernelConformance):
+        op = "rms_norm"
+        implementation = "acme"
+        right = True
+
+        def function(self):
+            return ops.reference("rms_norm") if self.right else over_rows
+
+    suite = Suite()
+    suite.test_sharded_equals_unsharded()
+    suite.right = False
+    with pytest.raises(AssertionError, match="result over data"):
+        suite.test_sharded_equals_unsharded()

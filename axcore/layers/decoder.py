@@ -39,6 +39,8 @@ class Decoder(BaseDecoder):
         layer: BaseTransformerLayer.Config | tuple[BaseTransformerLayer.Config, ...] = (
             TransformerLayer.Config()
         )
+        # Layers of another kind that come first, among num_layers.
+        prefix: tuple[BaseTransformerLayer.Config, ...] = ()
         stack: BaseStack.Config = RepeatedTransformer.Config()
         # Arrays that all layers read in info.shared, made once.
         shared: BaseSharedValues.Config | None = None
@@ -55,6 +57,7 @@ class Decoder(BaseDecoder):
             input_dim=cfg.input_dim,
             num_layers=cfg.num_layers,
             layer=cfg.layer,
+            prefix=cfg.prefix,
         )
         self.shared: BaseSharedValues | None = None
         if cfg.shared is not None:
@@ -92,7 +95,7 @@ class Encoder(Decoder):
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
         layers = cfg.layer if isinstance(cfg.layer, tuple) else (cfg.layer,)
-        for layer in layers:
+        for layer in (*cfg.prefix, *layers):
             for path, attention in layer.find(Attention.Config).items():
                 is_default = attention.set_by("mask").kind == "default"
                 if is_default and Causal() in attention.mask.parts():

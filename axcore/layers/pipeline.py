@@ -67,6 +67,13 @@ class PipelinedTransformer(BaseStack):
                     code="AX471",
                     where=f"{self.config_path}.{name}" if self.config_path else name,
                 )
+        if cfg.prefix:
+            raise ModuleError(
+                f"a pipeline has no prefix, got one of {len(cfg.prefix)} layers",
+                code="AX470",
+                where=self.config_path,
+                hint="stages are alike: leave the prefix out, or the pipeline",
+            )
         period, repeats = len(self._period), cfg.num_repeats
         self._check_layers(1)
         size = cfg.num_layers // repeats

@@ -57,10 +57,13 @@ def spread(cfg: Config, model: Module, wanted: Mapping[str, str | None], what: s
             if path.startswith(f"{prefix}/"):
                 number, _, rest = path[len(prefix) + 1 :].partition("/")
                 layers.setdefault(int(number), {})[rest] = adapter
-        children = modules[prefix].children.values()
+        children = list(modules[prefix].children.values())
+        # Layers before the first period have configs of their own.
+        ahead = len(getattr(modules[prefix].cfg, "prefix", ()))
+        layers = {n - ahead: wish for n, wish in layers.items() if n >= ahead}
         if not layers:
             continue
-        first = next(iter(children)).config_path
+        first = children[ahead].config_path
         field, _, index = first.rpartition(".")
         field = field if index.isdigit() else first
         value = cfg.get_path(field)

@@ -1,9 +1,9 @@
 """Stacks of layers: one contract, several executions.
 
-A stack is a period (a tuple of layer configs) repeated, plus a remainder. ``StackedTransformer``
-unrolls it; ``RepeatedTransformer`` scans over the repeats with stacked state;
-``PipelinedTransformer`` divides them into stages. Layer ``i`` has the same name (``layer/i``),
-keys, parameters and results in all; see :mod:`axcore.module`.
+A stack is a period (a tuple of layer configs) repeated, plus a remainder; layers of their own may
+come first. ``StackedTransformer`` unrolls it; ``RepeatedTransformer`` scans over the repeats with
+stacked state; ``PipelinedTransformer`` divides them into stages. Layer ``i`` has the same name
+(``layer/i``), keys, parameters and results in all; see :mod:`axcore.module`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class BaseStack(Layer):
         layer: Required[BaseTransformerLayer.Config | tuple[BaseTransformerLayer.Config, ...]] = (
             REQUIRED
         )
+        # Layers before the first period, the first ones of num_layers.
+        prefix: tuple[BaseTransformerLayer.Config, ...] = ()
         # What each layer recomputes in the backward pass.
         remat: Remat = Remat()
         # Scalars that differ by layer without changing its structure, num_layers of each.
@@ -53,6 +55,14 @@ class BaseStack(Layer):
                 code="AX343",
                 where=self.config_path,
             )
+        self._first = len(cfg.prefix)
+        if self._first > cfg.num_layers:
+            raise ModuleError(
+                f"a prefix of {self._first} layers in a stack of num_layers {cfg.num_layers}",
+                code="AX343",
+                where=self.config_path,
+                hint="num_layers counts the prefix too",
+            )
         for name, values in cfg.layer_values.items():
             if len(values) != cfg.num_layers:
                 raise ModuleError(
@@ -67,8 +77,13 @@ class BaseStack(Layer):
 
     def _layer_config(self, index: int) -> tuple[BaseTransformerLayer.Config, str]:
         """Returns the config of layer ``index`` and its path from the root config."""
-        position = index % len(self._period)
         path = self.config_path
+        if index < self._first:
+            # The owner's field beside that of the layers, which this path is of.
+            owner, _, _ = path.rpartition(".")
+            field = f"prefix.{index}"
+            return self.cfg.prefix[index], f"{owner}.{field}" if owner else field
+        position = (index - self._first) % len(self._period)
         if isinstance(self.cfg.layer, tuple):
             path = f"{path}.{position}" if path else str(position)
         return self._period[position], path
@@ -146,10 +161,11 @@ class StackedTransformer(BaseStack):
 
 
 class RepeatedTransformer(BaseStack):
-    """A scan over the repeats of the period; the remainder runs after it.
+    """A scan over the repeats of the period; the prefix runs before and the remainder after it.
 
-    State: ``{"0:8:2": stacked, "1:8:2": stacked, "8": ...}`` for 9 layers of period 2. Compile time
-    does not grow with depth.
+    State: ``{"0:8:2": stacked, "1:8:2": stacked, "8": ...}`` for 9 layers of period 2, and
+    ``{"0": ..., "1:9:1": stacked}`` for 9 of period 1 with a prefix of one. Compile time does not
+    grow with depth.
     """
 
     class Config(BaseStack.Config):
@@ -160,12 +176,13 @@ class RepeatedTransformer(BaseStack):
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
         period = len(self._period)
-        scanned = cfg.num_layers // period * period
-        self._scanned = scanned
-        self._templates = [
-            self._add_layer(f"{p}:{scanned}:{period}", p) for p in range(period if scanned else 0)
-        ]
-        self._rest = [self._add_layer(str(i), i) for i in range(scanned, cfg.num_layers)]
+        first = self._first
+        end = first + (cfg.num_layers - first) // period * period
+        self._scanned = end
+        self._before = [self._add_layer(str(i), i) for i in range(first)]
+        starts = range(first, first + period if end > first else first)
+        self._templates = [self._add_layer(f"{p}:{end}:{period}", p) for p in starts]
+        self._rest = [self._add_layer(str(i), i) for i in range(end, cfg.num_layers)]
 
     def forward(self, x: jax.Array, info: SequenceInfo) -> jax.Array:
         """Runs all layers in order."""
@@ -178,8 +195,12 @@ class RepeatedTransformer(BaseStack):
                 x = self._run_layer(layer, x, info, layer_values)
             return x, None
 
+        for i, layer in enumerate(self._before):
+            x = self._run_alone(layer, i, x, info)
         if self._templates:
-            values = [self._values(slice(p, self._scanned, period)) for p in range(period)]
+            values = [
+                self._values(slice(self._first + p, self._scanned, period)) for p in range(period)
+            ]
             x, _ = transforms.scan_layers(
                 self._templates,
                 repeat,

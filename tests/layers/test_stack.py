@@ -49,7 +49,7 @@ class Toy(BaseFeedForward):
         return y
 
 
-def make(form, *, layer=None, num_layers=3, remat=None, **fields):
+def make(form, *, layer=None, num_layers=3, remat=None, prefix=(), **fields):
     layer = layer or TransformerLayer.Config(
         attention=Attention.Config(num_heads=2), dropout=Dropout.Config(rate=0.1)
     )
@@ -60,6 +60,7 @@ def make(form, *, layer=None, num_layers=3, remat=None, **fields):
         decoder=Decoder.Config(
             num_layers=num_layers,
             layer=layer,
+            prefix=prefix,
             stack=FORMS[form].Config(remat=remat or Remat(), **fields),
         ),
     ).instantiate(name="m")
@@ -170,6 +171,47 @@ def test_microbatches_add_up_to_the_full_batch(form):
     for path, entry in col.state_updates.items():
         np.testing.assert_allclose(micro_col.state_updates[path].result(), entry.result(), 1e-6)
     state = apply_state_updates(state, micro_col)
+
+
+PREFIX = (
+    TransformerLayer.Config(
+        attention=Attention.Config(num_heads=2), feed_forward=FeedForward.Config(hidden_dim=24)
+    ),
+)
+
+
+def test_a_prefix_comes_first_and_counts_among_the_layers():
+    layers = tuple(TransformerLayer.Config(attention=Attention.Config(num_heads=n)) for n in (2, 4))
+    dims = dict(layer=layers, num_layers=6, prefix=PREFIX)
+    stacked, repeated = (make(form, **dims) for form in ("stacked", "repeated"))
+    assert list(repeated.decoder.layer.children) == ["0", "1:5:2", "2:5:2", "5"]
+    state = stacked.initialize(KEY)
+    scanned = repeated.initialize(KEY)
+    jax.tree.map(np.testing.assert_array_equal, restack(scanned, state), state)
+    layer = state["decoder"]["layer"]
+    widths = [layer[str(i)]["feed_forward"]["up"]["weight"].shape[1] for i in range(6)]
+    heads = [layer[str(i)]["attention"]["qkv"]["query"]["weight"].shape[1] for i in range(6)]
+    assert (widths, heads) == ([24, *[64] * 5], [2, 2, 4, 2, 4, 2])
+    found = {str(i): m.config_path for i, m in repeated.decoder.layer.children.items()}
+    assert found["0"] == "decoder.prefix.0"
+    assert found["2:5:2"] == "decoder.layer.1"
+
+
+def test_layer_values_count_the_prefix_and_a_prefix_fits_into_the_stack():
+    class Scale(BaseFeedForward):
+        def forward(self, x, info):
+            return x * info.layer_values["gain"]
+
+    layer = TransformerLayer.Config(
+        attention=Attention.Config(num_heads=2), feed_forward=Scale.Config()
+    )
+    values = dict(layer_values={"gain": (0.5, 1.0, 2.0)}, prefix=(layer,))
+    stacked, repeated = (make(f, layer=layer, **values) for f in ("stacked", "repeated"))
+    state = stacked.initialize(KEY)
+    got = train(repeated, restack(state, jax.eval_shape(repeated.initialize, KEY)))[0]
+    np.testing.assert_allclose(got, train(stacked, state)[0], rtol=2e-6)
+    with pytest.raises(ModuleError, match="AX343"):
+        make("stacked", num_layers=2, prefix=PREFIX * 3)
 
 
 def test_layer_values_are_scanned_arrays():

@@ -21,6 +21,7 @@ _ATTENTION: Mapping[str, tuple[str, ...]] = {
     "q_segment_ids": ("batch",),
     "kv_segment_ids": ("batch",),
 }
+_GATES = {name: ("batch", "seq", "mlp") for name in ("gate", "up")}
 # Ops whose reference ends the list.
 _PLAIN = (
     "add_rms_norm",
@@ -94,6 +95,57 @@ KERNELS: tuple[KernelSpec, ...] = (
         _ATTENTION,
         10,
         "blockwise attention of this package: also segment ids, windows to both sides, soft caps",
+    ),
+    _kernel(
+        "rms_norm",
+        "triton",
+        "triton_rms_norm:rms_norm_triton",
+        "triton_norm",
+        {"x": (*_ROWS, "heads")},
+        0,
+        "one pass each way, a row in registers",
+    ),
+    _kernel(
+        "add_rms_norm",
+        "triton",
+        "triton_rms_norm:add_rms_norm_triton",
+        "triton_norm",
+        {"x": _ROWS, "residual": _ROWS},
+        0,
+        "residual sum and norm in one pass each way",
+    ),
+    _kernel(
+        "gated_activation",
+        "triton",
+        "triton_swiglu:gated_activation_triton",
+        "triton_gated_activation",
+        _GATES,
+        0,
+        "silu, tanh-gelu and relu gates, one pass each way",
+    ),
+    _kernel(
+        "rotary",
+        "triton",
+        "triton_rotary:rotary_triton",
+        "triton_rotary",
+        {
+            "q": ("batch", "seq", "heads"),
+            "k": ("batch", "seq", "kv_heads"),
+            "cos": ("batch", "seq"),
+            "sin": ("batch", "seq"),
+        },
+        0,
+        "all heads of a position in one pass",
+    ),
+    _kernel(
+        "linear_cross_entropy",
+        "triton",
+        "triton_linear_cross_entropy:linear_cross_entropy_triton",
+        "triton_linear_cross_entropy",
+        {name: ("batch", "seq") for name in ("hidden", "targets", "mask")},
+        # Below the reference, whose products are the tuned library's: for whoever lacks the memory.
+        -110,
+        "forward without logits in memory; backward in chunks",
     ),
     *(_plain(op) for op in _PLAIN),
 )

@@ -175,8 +175,6 @@ def triton_gated_activation(call: OpCall) -> str | None:
 
 def triton_rotary(call: OpCall) -> str | None:
     """Why the Triton rotary kernel cannot serve the call, or None."""
-    if call.needs_gradient and not {"cos", "sin"}.isdisjoint(call.options.get("learned", ())):
-        return "gives no gradient of the angles"
     return _triton(call, ("q", "k"))
 
 

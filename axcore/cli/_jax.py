@@ -10,11 +10,21 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-__all__ = ["NEWEST_TESTED_JAX", "aot_cache_dir", "cache_dir", "is_untested", "jax_started"]
+if TYPE_CHECKING:
+    from axcore.plugins import Instance
+
+__all__ = [
+    "NEWEST_TESTED_JAX",
+    "aot_cache_dir",
+    "cache_dir",
+    "can_keep",
+    "is_untested",
+    "jax_started",
+]
 
 NEWEST_TESTED_JAX = "0.12"
 _log = logging.getLogger("axcore.cli")
@@ -49,6 +59,15 @@ def is_untested(version: str) -> bool:
     return Version(version).release[: len(newest.release)] > newest.release
 
 
+def can_keep(instance: Instance) -> bool:
+    """Tells whether programs for a machine may be kept and read back.
+
+    Those of several CPU devices may not: read back (jaxlib 0.10.2) their collectives start in
+    another order on each device, and a pipeline waits for itself until XLA aborts the process.
+    """
+    return instance.platform != "cpu" or instance.num_devices == 1
+
+
 @contextmanager
 def jax_started(*, cache: bool = True) -> Iterator[None]:
     """Runs a command's JAX part with the compile cache on; what was set before is put back.
@@ -81,7 +100,7 @@ def jax_started(*, cache: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _mended(directory: str | float | None) -> Iterator[None]:
+def _mended(directory: str | float | int | None) -> Iterator[None]:
     """Removes entries that cannot be read, as a process killed while it wrote one leaves them.
 
     JAX compiles instead and warns; it never replaces an entry, so it would do so at every start.

@@ -69,11 +69,11 @@ def train(args: argparse.Namespace) -> CommandResult:
     again = shlex.join(["axcore", *args.argv])
     try:
         with _sigterm_interrupts():
-            from axcore.cli._jax import jax_started
+            from axcore.cli._jax import can_keep, jax_started
             from axcore.train import train as run
 
             a = assembled(args, sets=sets)
-            with jax_started():
+            with jax_started(cache=can_keep(a.instance)):
                 result = run(
                     a.cfg,
                     out=args.out,

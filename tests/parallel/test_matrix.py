@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from axcore import experiments
 from axcore.checkpoint import stack_form
@@ -191,9 +192,15 @@ def run():
             runs[name] = _train(Strategy({}) if one else ALL[name], 1 if one else 8)
         return runs[name]
 
+    # Programs of several CPU devices that are read back from the cache wait for themselves.
+    cache = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
     jax.config.update("jax_disable_most_optimizations", True)
     yield trained
     jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_compilation_cache_dir", cache)
+    compilation_cache.reset_cache()
 
 
 pytestmark = pytest.mark.xdist_group("matrix")
@@ -256,6 +263,8 @@ def test_no_program_gathers_stacked_parameters_or_logits(run, name):
     }
     logits = {(SEQ, BATCH, VOCAB), (VOCAB, SEQ * BATCH)}
     assert stacked
+    if ALL[name].rules is ZERO_1:
+        stacked = set()  # parameters that are whole everywhere are whole again after each update
     assert not gathered_shapes(got.text) & (stacked | logits)
     if "fsdp" in name:
         assert any(

@@ -10,6 +10,7 @@ Shape legend: b batch, t queries, s keys, n heads, k key/value heads, h head dim
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from axcore.ops.masks import Causal, Full, Mask, PrefixLM, SlidingWindow
 from axlearn_tpu._block_sizes import LANES, attention_tiles, tile
 from axlearn_tpu._target import instance_name
 
-__all__ = ["RESIDUALS", "attention_splash"]
+__all__ = ["RESIDUALS", "attention_splash", "visited_pairs"]
 
 #: Remat site of what the backward kernels need: with it saved, the forward kernel runs once.
 RESIDUALS = "attn_context"
@@ -230,6 +231,39 @@ def _plan(
     if parts or kv_length > num_kv:
         structure = _Structure(parts, (q_length, kv_length), num_kv)
     return _Plan(structure, heads, q_length, kv_length, sizes, logit_cap, interpret)
+
+
+def visited_pairs(mask: Mask, num_q: int, num_kv: int, instance: str) -> tuple[int, int, int]:
+    """Counts the pairs of positions in blocks that are computed, those of padding among them.
+
+    Args:
+        mask: What the kernel is called with.
+        num_q: Queries.
+        num_kv: Keys.
+        instance: Name of the machine, which decides on tiles.
+
+    Returns:
+        Pairs in the forward kernel, in that of the queries' gradient, and in that of the keys' and
+        values'.
+    """
+    plan = _plan(_static(mask), num_q, num_kv, 1, None, instance, False)
+    sizes, structure = plan.block_sizes, plan.structure
+    counts: list[int] = []
+    for block_q, block_kv in (
+        (sizes.block_q, sizes.block_kv),
+        (sizes.block_q_dq, sizes.block_kv_dq),
+        (sizes.block_q_dkv, sizes.block_kv_dkv),
+    ):
+        assert block_q is not None and block_kv is not None
+        blocks = itertools.product(
+            range(0, plan.q_length, block_q), range(0, plan.kv_length, block_kv)
+        )
+        seen = sum(
+            structure is None or bool(structure[i : i + block_q, j : j + block_kv].any())
+            for i, j in blocks
+        )
+        counts.append(seen * block_q * block_kv)
+    return counts[0], counts[1], counts[2]
 
 
 def _divisor(block: int, largest: int) -> int:

@@ -1,0 +1,143 @@
+"""The Pallas kernels, built by the TPU compiler for four generations; nothing runs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axcore import Module, functional, ops
+from axcore.ops.masks import Causal, SegmentIds
+from axcore.parallel import MeshShape, ProgramTarget, build_mesh, resolve_instance
+from axcore.parallel.aot import compiler_for
+from axcore.plugins import host
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.xdist_group("libtpu")]
+MACHINES = ("tpu-v5e-4", "tpu-v5p-8", "tpu-v6e-4", "tpu-7x-4")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_compile_cache():
+    """JAX's own cache cannot be read back by a compiler without devices."""
+    former = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX remembers whether it was on
+    yield
+    jax.config.update("jax_enable_compilation_cache", former)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(autouse=True)
+def libtpu():
+    pytest.importorskip("libtpu", reason="libtpu is not installed: axlearn-tpu[aot]")
+
+
+class Attend(Module):
+    def forward(self, q, k, v, ids):
+        return ops.attention(q, k, v, mask=Causal() & SegmentIds(), q_segment_ids=ids)
+
+
+class Multiply(Module):
+    def forward(self, rows, weights, sizes):
+        return ops.grouped_matmul(rows, weights, sizes)
+
+
+class Decode(Module):
+    def forward(self, *arrays):
+        return ops.paged_attention(*arrays)
+
+
+def kernels(instance):
+    """The lists that an experiment gets on an instance."""
+    listed = {}
+    for kernel in host().active_for(instance).kernels:
+        listed[kernel.op] = (*listed.get(kernel.op, ()), kernel.implementation)
+    return listed
+
+
+def compiled(module, name, arrays, *, gradient):
+    """Returns a module call's HLO for an instance, split over 2 x 2 or more devices, and choices.
+
+    Args:
+        module: Class of a module without parameters.
+        name: The instance.
+        arrays: (shape, dtype, partition spec) of each input.
+        gradient: Numbers of the inputs to differentiate by, or None.
+    """
+    instance = resolve_instance(name)
+    compiler = compiler_for(instance)
+    compiler.prepare()
+    mesh = build_mesh(MeshShape(fsdp=-1, model=2), compiler.devices(instance))
+    target = ProgramTarget.for_instance(instance, mesh, kernels=kernels(name))
+    root = module.Config().instantiate(name="m")
+
+    def call(*inputs):
+        training = gradient is not None
+        out, _ = functional(root, state={}, inputs=inputs, is_training=training, target=target)
+        return jnp.sum(jnp.square(out.astype(jnp.float32)))
+
+    fn = call if gradient is None else jax.value_and_grad(call, gradient)
+    structs = [
+        jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec))
+        for shape, dtype, spec in arrays
+    ]
+    with ops.record_choices() as choices:
+        lowered = jax.jit(fn).lower(*structs)
+    text = lowered.compile(compiler.compile_options(instance)).as_text()
+    return text, choices[0].chosen
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_splash_attention_forward_and_backward_on_shards(name):
+    """Rows and heads are split; the custom calls are the three kernels, and no (t, s) is left."""
+    heads = PartitionSpec("fsdp", None, "model", None)
+    text, chosen = compiled(
+        Attend,
+        name,
+        [
+            ((8, 1000, 4, 128), "bfloat16", heads),
+            ((8, 1000, 2, 128), "bfloat16", heads),
+            ((8, 1000, 2, 128), "bfloat16", heads),
+            ((8, 1000), "int32", PartitionSpec("fsdp", None)),
+        ],
+        gradient=(0, 1, 2),
+    )
+    assert chosen == "pallas_splash"
+    assert text.count('custom_call_target="tpu_custom_call"') == 3
+    assert "1024,1024]" not in text and "1000,1000]" not in text
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_megablox_forward_and_backward(name):
+    whole = PartitionSpec()
+    text, chosen = compiled(
+        Multiply,
+        name,
+        [
+            ((2048, 1024), "bfloat16", whole),
+            ((8, 1024, 768), "bfloat16", whole),
+            ((8,), "int32", whole),
+        ],
+        gradient=(0, 1),
+    )
+    assert chosen == "pallas_megablox"
+    assert text.count('custom_call_target="tpu_custom_call"') == 3
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_paged_attention_on_shards(name):
+    pages = ((2, 64, 16, 128), "bfloat16", PartitionSpec("model"))
+    text, chosen = compiled(
+        Decode,
+        name,
+        [
+            ((8, 16, 128), "bfloat16", PartitionSpec("fsdp", "model")),
+            pages,
+            pages,
+            ((8,), "int32", PartitionSpec("fsdp")),
+            ((8, 40), "int32", PartitionSpec("fsdp")),
+        ],
+        gradient=None,
+    )
+    assert chosen == "pallas_paged"
+    assert text.count('custom_call_target="tpu_custom_call"') == 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from axcore._files import atomic_write
 from axcore.cli._console import say
 from axcore.cli._experiment import add_edits, add_experiment, assembled, rows
 from axcore.cli._result import CommandResult, Subparsers, add_command
@@ -19,6 +21,7 @@ __all__ = ["add_parser", "plan"]
 _ANY = "any"
 _DOES_NOT_FIT = 3
 _SHOWN = 10
+_VERIFIED = 3
 _GIB = 2**30
 
 
@@ -44,7 +47,6 @@ def add_parser(subparsers: Subparsers) -> None:
     command.add_argument(
         "--objective",
         choices=("tokens_per_second", "cost", "memory"),
-        default="tokens_per_second",
         help="what to rank by (default: tokens_per_second; on one machine cost ranks alike)",
     )
     command.add_argument(
@@ -58,7 +60,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "--verify",
         metavar="N",
         type=int,
-        default=3,
         help="compile the N best with the machine's compiler (default: 3; 0 compiles none)",
     )
     command.add_argument(
@@ -82,10 +83,16 @@ def plan(args: argparse.Namespace) -> CommandResult:
     Raises:
         AxcoreError: Whatever cannot be planned.
     """
-    if args.verify < 0:
+    if args.verify is not None and args.verify < 0:
         raise CliError(f"--verify got {args.verify}, expected 0 or more", code="AX804")
     if args.instance == _ANY:
         return _compare(args)
+    if args.price:
+        raise CliError(
+            f"--price compares machines, got --instance {args.instance}",
+            code="AX804",
+            hint="give it with --instance any; on one machine the cheapest is the fastest",
+        )
     return _plan(args)
 
 
@@ -93,21 +100,37 @@ def _plan(args: argparse.Namespace) -> CommandResult:
     from axcore.cli._jax import aot_cache_dir, jax_started
     from axcore.train.plan import plan as make_plan
 
+    if args.emit:
+        _check_writable(Path(args.emit))
     with jax_started(cache=False):
         report = make_plan(
             lambda rules: assembled(args, rules=rules),
             args.instance,
-            objective=args.objective,
+            objective=args.objective or "tokens_per_second",
             quantizations=args.quantize,
-            verify=args.verify,
+            verify=_VERIFIED if args.verify is None else args.verify,
             cache=None if args.no_cache else aot_cache_dir(),
             progress=say,
         )
     if args.emit and report.chosen is not None:
-        Path(args.emit).write_text(report.rule_text, "utf-8")
+        atomic_write(Path(args.emit), report.rule_text)
     data = {"experiment": args.experiment, **report.to_json()}
     exit_code = 0 if report.chosen is not None else _DOES_NOT_FIT
     return CommandResult(data, _plan_text(args, report), exit_code)
+
+
+def _check_writable(path: Path) -> None:
+    """Raises CliError for a file that cannot be written: a search is too long to learn it after."""
+    folder = path.parent
+    if path.is_dir():
+        why = "is a directory"
+    elif not folder.is_dir():
+        why = f"has no directory {str(folder)!r} to be in"
+    elif not os.access(folder, os.W_OK):
+        why = f"cannot be written to {str(folder)!r}"
+    else:
+        return
+    raise CliError(f"--emit got {str(path)!r}, which {why}", code="AX804")
 
 
 def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:
@@ -144,7 +167,7 @@ def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:
         seconds = f"{v.compile_seconds or 0:.1f} s"
         lines.append(f"compiled: {name}: {fits}{needed} ({seconds})")
     if report.chosen is None:
-        lines.append("nothing fits: take a larger machine, or a smaller batch_size or seq_len")
+        lines.append(_nothing(report))
     else:
         lines += ["", f"chosen: {report.chosen.candidate.describe()}"]
         lines.append(
@@ -155,11 +178,30 @@ def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:
     return "\n".join(lines)
 
 
+def _nothing(report: PlanReport) -> str:
+    """Returns what to do when there is no candidate."""
+    refused = [v for v in report.verified if v.fits is False]
+    if refused or any(_for_memory(rejected.reason) for rejected in report.plan.rejected):
+        return "nothing fits: take a larger machine, or a smaller batch_size or seq_len"
+    if report.plan.rejected:
+        return "no mesh works: change what the reasons above name"
+    return (
+        "no mesh works: the devices do not divide the rows, layers and tensors of the model; take "
+        "another number of devices or another batch_size"
+    )
+
+
+def _for_memory(reason: str) -> bool:
+    return "GiB" in reason
+
+
 def _rejections(report: PlanReport) -> list[str]:
     """Returns a line for the nearest miss of each kind of reason."""
     kinds: dict[str, tuple[int, str]] = {}
     for rejected in report.plan.rejected:
-        kind = rejected.reason.rpartition(" for ")[2] if "GiB" in rejected.reason else "the mesh"
+        kind = (
+            rejected.reason.rpartition(" for ")[2] if _for_memory(rejected.reason) else "the mesh"
+        )
         count, example = kinds.get(kind, (0, f"{rejected.candidate.describe()}: {rejected.reason}"))
         kinds[kind] = (count + 1, example)
     return [
@@ -172,7 +214,13 @@ def _compare(args: argparse.Namespace) -> CommandResult:
     from axcore.cli._jax import jax_started
     from axcore.train.plan import compare, parse_prices
 
-    for flag, given in (("--emit", args.emit), ("--quantize", args.quantize)):
+    single = {
+        "--emit": args.emit is not None,
+        "--quantize": bool(args.quantize),
+        "--verify": args.verify is not None,
+        "--objective memory": args.objective == "memory",
+    }
+    for flag, given in single.items():
         if given:
             raise CliError(
                 f"{flag} needs one instance, got --instance any",

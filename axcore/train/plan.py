@@ -8,6 +8,7 @@ leaves it, since a rule of the user's is applied after that one: what is emitted
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,9 @@ def compare(
     for pattern in sorted(patterns):
         say(f"looking at {pattern}")
         found += _family(pattern, assemble_on, dict(prices or {}), memory_share)
+    for pattern in prices or {}:
+        if not any(pattern_matches(pattern, row.instance) for row in found):
+            say(f"the price of {pattern} is that of no machine here")
     return tuple(sorted(found, key=_cost))
 
 
@@ -337,7 +341,7 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
             prices[pattern] = float(value)
         except ValueError:
             equals = ""
-        if not equals or not pattern or prices[pattern] < 0:
+        if not equals or not pattern or not 0 <= prices[pattern] < math.inf:
             raise PlanError(
                 f"--price got {text!r}, expected PATTERN=USD per device and hour",
                 hint='for example --price "tpu-v5p-*=4.2"',

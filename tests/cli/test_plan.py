@@ -57,8 +57,10 @@ def test_people_see_the_ranking_the_reasons_and_what_was_chosen(plan):
 
 
 def test_families_are_compared_by_cost_where_prices_are_known(plan):
-    result = plan("--price", "tpu-v5e-*=1.2", "--price", "gpu-h100-*=3", "--json", instance="any")
+    prices = "--price tpu-v5e-*=1.2 --price gpu-h100-*=3 --price nothing-*=3".split()
+    result = plan(*prices, "--json", instance="any")
     assert result.code == 0, result.err
+    assert "the price of nothing-* is that of no machine" in result.err
     rows = json.loads(result.out)["compared"]
     priced = [r["usd_per_million_tokens"] for r in rows if r["usd_per_million_tokens"] is not None]
     assert len(priced) > 2 and priced == sorted(priced)
@@ -66,15 +68,25 @@ def test_families_are_compared_by_cost_where_prices_are_known(plan):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("instance", "flags", "said"),
     [
-        (("--price", "tpu"), "PATTERN=USD"),
-        (("--verify", "-1"), "--verify got -1"),
-        (("--quantize", "nope"), "nope"),
+        ("any", "--price tpu", "PATTERN=USD"),
+        ("any", "--price tpu-*=nan", "PATTERN=USD"),
+        ("any", "--objective memory", "needs one instance"),
+        ("any", "--verify 1", "needs one instance"),
+        ("cpu-2", "--price cpu-*=1", "--instance any"),
+        ("cpu-2", "--verify -1", "--verify got -1"),
+        ("cpu-2", "--quantize nope", "nope"),
+        ("cpu-2", "--emit no/such/folder/rule.txt", "no directory 'no/such/folder'"),
+        ("cpu-2", "--emit .", "is a directory"),
     ],
-    ids=["price", "verify", "recipe"],
 )
-def test_what_cannot_be_is_refused(plan, flags, said):
-    instance = "any" if flags[0] == "--price" else "cpu-2"
-    result = plan(*flags, instance=instance)
+def test_what_cannot_be_is_refused(plan, instance, flags, said):
+    result = plan(*flags.split(), instance=instance)
     assert result.code == 2 and said in result.err
+
+
+def test_rows_that_no_mesh_divides_are_not_called_too_large(plan):
+    result = plan("--set", "batch_size=3", "--verify", "0", "--set", 'mesh_shape={"data": 2}')
+    assert result.code == 3
+    assert "size 3 does not divide into 2" in result.out and "larger machine" not in result.out

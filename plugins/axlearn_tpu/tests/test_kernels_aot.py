@@ -6,13 +6,19 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
-from axcore import Module, functional, ops
+from axcore import Module, experiments, functional, ops
 from axcore.ops.masks import Causal, SegmentIds
-from axcore.parallel import MeshShape, ProgramTarget, build_mesh, resolve_instance
+from axcore.parallel import (
+    MeshShape,
+    ProgramTarget,
+    apply_instance_rules,
+    build_mesh,
+    resolve_instance,
+)
 from axcore.parallel.aot import compiler_for
-from axcore.plugins import host
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.xdist_group("libtpu")]
+ROWS_AND_HEADS = MeshShape(fsdp=-1, model=2)
 MACHINES = ("tpu-v5e-4", "tpu-v5p-8", "tpu-v6e-4", "tpu-7x-4")
 
 
@@ -49,13 +55,11 @@ class Decode(Module):
 
 def kernels(instance):
     """The lists that an experiment gets on an instance."""
-    listed = {}
-    for kernel in host().active_for(instance).kernels:
-        listed[kernel.op] = (*listed.get(kernel.op, ()), kernel.implementation)
-    return listed
+    cfg, _ = apply_instance_rules(experiments.get("tiny-lm"), instance)
+    return {op: rule.implementations for op, rule in cfg.ops.items()}
 
 
-def compiled(module, name, arrays, *, gradient):
+def compiled(module, name, arrays, *, gradient, shape=ROWS_AND_HEADS):
     """Returns a module call's HLO for an instance, split over 2 x 2 or more devices, and choices.
 
     Args:
@@ -63,11 +67,12 @@ def compiled(module, name, arrays, *, gradient):
         name: The instance.
         arrays: (shape, dtype, partition spec) of each input.
         gradient: Numbers of the inputs to differentiate by, or None.
+        shape: Of the mesh.
     """
     instance = resolve_instance(name)
     compiler = compiler_for(instance)
     compiler.prepare()
-    mesh = build_mesh(MeshShape(fsdp=-1, model=2), compiler.devices(instance))
+    mesh = build_mesh(shape, compiler.devices(instance))
     target = ProgramTarget.for_instance(instance, mesh, kernels=kernels(name))
     root = module.Config().instantiate(name="m")
 
@@ -108,17 +113,19 @@ def test_splash_attention_forward_and_backward_on_shards(name):
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_megablox_forward_and_backward(name):
+def test_megablox_forward_and_backward_on_shards(name):
+    """Columns are split: each device multiplies all rows with its part of every matrix."""
     whole = PartitionSpec()
     text, chosen = compiled(
         Multiply,
         name,
         [
             ((2048, 1024), "bfloat16", whole),
-            ((8, 1024, 768), "bfloat16", whole),
+            ((8, 1024, 1024), "bfloat16", PartitionSpec(None, None, "model")),
             ((8,), "int32", whole),
         ],
         gradient=(0, 1),
+        shape=MeshShape(data=1, model=-1),
     )
     assert chosen == "pallas_megablox"
     assert text.count('custom_call_target="tpu_custom_call"') == 3

@@ -36,8 +36,14 @@ def add_parser(subparsers: Subparsers) -> None:
         inner,
         "check",
         check,
-        help="exit with 2 unless every plugin is active or disabled",
-        example="axcore plugins check --targets",
+        help="exit with 2 unless every plugin is active or disabled; with NAME run the suites",
+        example="axcore plugins check --targets\naxcore plugins check acme-kernels",
+    )
+    command.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="run the conformance suites on what this distribution registers (needs pytest)",
     )
     command.add_argument(
         "--targets", action="store_true", help="also import everything that the plugins name"
@@ -65,13 +71,7 @@ def show(args: argparse.Namespace) -> CommandResult:
         PluginLookupError: No such plugin is installed.
     """
     plugins = _host(args)
-    records = [r for r in plugins.records if args.name in (r.distribution, r.name)]
-    if not records:
-        known = [n for r in plugins.records for n in (r.distribution, r.name)]
-        raise PluginLookupError(
-            f"no installed plugin is called {args.name!r}",
-            hint=did_you_mean(args.name, known) or "axcore plugins list shows all",
-        )
+    records = _named(plugins, args.name)
     data = []
     lines = []
     for record in records:
@@ -98,8 +98,16 @@ def show(args: argparse.Namespace) -> CommandResult:
 
 
 def check(args: argparse.Namespace) -> CommandResult:
-    """Checks all plugins; with ``--targets`` also that what they name can be imported."""
+    """Checks all plugins; with ``--targets`` also that what they name can be imported.
+
+    With NAME it runs the suites of :mod:`axcore.testing` on that one.
+
+    Raises:
+        PluginLookupError: No such plugin is installed.
+    """
     plugins = _host(args)
+    if args.name is not None:
+        return _conformance(args.name, _named(plugins, args.name))
     problems = [
         f"{r.label} is {r.status}: {r.reason}"
         for r in plugins.records
@@ -141,6 +149,53 @@ def _host(args: argparse.Namespace) -> PluginHost:
     if getattr(args, "no_plugins", False):
         switch_off_plugins()
     return host(check=False)  # strict mode must not keep these commands from saying what is wrong
+
+
+def _named(plugins: PluginHost, name: str) -> list[PluginRecord]:
+    """Returns the records of a distribution or an entry point."""
+    records = [r for r in plugins.records if name in (r.distribution, r.name)]
+    if not records:
+        known = [n for r in plugins.records for n in (r.distribution, r.name)]
+        raise PluginLookupError(
+            f"no installed plugin is called {name!r}",
+            hint=did_you_mean(name, known) or "axcore plugins list shows all",
+        )
+    return records
+
+
+def _conformance(name: str, records: list[PluginRecord]) -> CommandResult:
+    """Runs the suites and tells, for each thing that was checked, how they ended."""
+    from axcore.testing._check import check_distribution
+
+    inactive = [f"{r.label} is {r.status}: {r.reason}" for r in records if r.status != "active"]
+    if inactive:
+        return CommandResult(
+            {"name": name, "status": records[0].status, "checks": []}, "\n".join(inactive), 2
+        )
+    checks = check_distribution(records[0].distribution)
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for check in checks:
+        row = counts.setdefault((check.suite, check.subject), {})
+        row[check.outcome] = row.get(check.outcome, 0) + 1
+    outcomes = ("passed", "failed", "skipped")
+    table = [("suite", "checked", *outcomes)] + [
+        (*what, *(str(row.get(outcome, 0)) for outcome in outcomes)) for what, row in counts.items()
+    ]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    told: dict[str, None] = {}
+    for check in checks:
+        if check.outcome == "failed":
+            told[f"failed: {check.subject}: {check.test}: {check.reason}"] = None
+        elif check.outcome == "skipped":
+            test = check.test.partition("[")[0]
+            told[f"skipped: {check.subject}: {test}: {check.reason}"] = None
+    failed = any(check.outcome == "failed" for check in checks)
+    data = {"name": name, "status": "active", "checks": [check.to_json() for check in checks]}
+    return CommandResult(data, "\n".join([*lines, "", *told]), 2 if failed else 0)
 
 
 def _json(records: tuple[PluginRecord, ...]) -> list[dict[str, object]]:

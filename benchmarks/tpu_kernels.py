@@ -67,14 +67,14 @@ def measure(instance: str, tokens: int, implementation: str) -> tuple[Any, ...]:
         flops = HEADS * HEAD_DIM * (4 * forward + 6 * queries + 8 * keys)
     else:
         flops = count_function(step, *[array] * 4).flops
-    temporaries = compiled.memory_analysis().temp_size_in_bytes
-    memory = f"{temporaries / 2**20:,.0f}"
+    sizes = compiled.memory_analysis()
+    memory = "?" if sizes is None else f"{sizes.temp_size_in_bytes / 2**20:,.0f}"
     return tokens, implementation, memory, f"{flops / 1e12:.2f}", f"{seconds:.1f}"
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--instance", default="tpu-v5p-8")
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 32768, 131072])
     args = parser.parse_args()

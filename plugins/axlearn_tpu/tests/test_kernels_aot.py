@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from axcore import Module, experiments, functional, ops
 from axcore.ops.masks import Causal, SegmentIds
@@ -16,6 +16,8 @@ from axcore.parallel import (
     resolve_instance,
 )
 from axcore.parallel.aot import compiler_for
+from axcore.remat import Remat, site
+from axlearn_tpu.pallas_splash import RESIDUALS, attention_splash
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.xdist_group("libtpu")]
 ROWS_AND_HEADS = MeshShape(fsdp=-1, model=2)
@@ -148,3 +150,29 @@ def test_paged_attention_on_shards(name):
     )
     assert chosen == "pallas_paged"
     assert text.count('custom_call_target="tpu_custom_call"') == 1
+
+
+def test_the_forward_kernel_runs_once_where_its_results_are_saved():
+    """Rematerialized, it is a fourth kernel, unless the site that it marks is saved."""
+    instance = resolve_instance("tpu-v5e-4")
+    compiler = compiler_for(instance)
+    compiler.prepare()
+    device = SingleDeviceSharding(compiler.devices(instance)[0])
+    x = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16, sharding=device)
+
+    def block(x):
+        y = attention_splash(x, x, x, mask=Causal(), logit_scale=0.1)
+        return site(y * 2, "attn_out")
+
+    def num_kernels(remat):
+        wrapped = remat.wrap(block, platform="tpu")
+
+        def loss(x):
+            x, _ = jax.lax.scan(lambda x, _: (wrapped(x), None), x, None, length=4)
+            return jnp.sum(x.astype(jnp.float32))
+
+        text = jax.jit(jax.grad(loss)).lower(x).compile().as_text()
+        return text.count('custom_call_target="tpu_custom_call"')
+
+    assert num_kernels(Remat("sites", save=("attn_out",))) == 4
+    assert num_kernels(Remat("sites", save=(RESIDUALS,))) == 3

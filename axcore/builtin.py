@@ -234,6 +234,11 @@ def axcore_modifiers() -> Iterable[NamedSpec]:
             "axcore.parallel:SequenceParallelModifier",
             description="norms and residuals split over the mesh axis model along the sequence",
         ),
+        NamedSpec(
+            "collective-matmul",
+            "axcore.parallel:CollectiveMatmulModifier",
+            description="hides the transfers of sequence-parallel behind the products beside them",
+        ),
     )
 
 

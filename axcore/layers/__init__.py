@@ -8,6 +8,7 @@ from axcore.layers.attention import Attention
 from axcore.layers.attention_bias import ALiBi, RelativePositionBias, RelativePositionTable
 from axcore.layers.base import Layer
 from axcore.layers.causal_lm import CausalLM
+from axcore.layers.collective import CollectiveDot
 from axcore.layers.cross_attention import CrossAttention
 from axcore.layers.decoder import Decoder, Encoder
 from axcore.layers.dropout import Dropout
@@ -75,6 +76,7 @@ __all__ = [
     "BaseStack",
     "BaseTransformerLayer",
     "CausalLM",
+    "CollectiveDot",
     "Constant",
     "ContiguousKVCache",
     "CrossAttention",

@@ -32,6 +32,7 @@ from axcore.parallel.instances import (
 )
 from axcore.parallel.mesh import MeshShape, build_mesh
 from axcore.parallel.modifiers import (
+    CollectiveMatmulModifier,
     MeshShapeModifier,
     PipelineModifier,
     RematModifier,
@@ -71,6 +72,7 @@ __all__ = [
     "ArraySpec",
     "Axis",
     "AxisRule",
+    "CollectiveMatmulModifier",
     "CompiledStep",
     "Kept",
     "LoweredStep",

@@ -12,6 +12,7 @@ from axcore.parallel.mesh import MeshShape
 from axcore.remat import Remat
 
 __all__ = [
+    "CollectiveMatmulModifier",
     "MeshShapeModifier",
     "PipelineModifier",
     "RematModifier",
@@ -137,6 +138,56 @@ class SequenceParallelModifier(Modifier):
         rules = cfg.sharding_rules
         table = {**rules.activation_rules, "residual_seq": self.cfg.mesh_axes}
         return cfg.set(sharding_rules=dataclasses.replace(rules, activation_rules=table))
+
+
+class CollectiveMatmulModifier(Modifier):
+    """Hides the transfers of sequence parallelism behind the products beside them.
+
+    Plain products of linear layers at the borders of branches become
+    :class:`axcore.layers.CollectiveDot`, and a ring is what serves them. Where positions between
+    branches are not split further, or a dim does not divide, they stay plain products.
+
+    Example:
+        >>> rule = (
+        ...     "gpu-h100-*",
+        ...     (SequenceParallelModifier.Config(), CollectiveMatmulModifier.Config()),
+        ... )
+    """
+
+    class Config(Modifier.Config):
+        """What serves, best first, and where."""
+
+        implementations: tuple[str, ...] = ("ring", "xla")
+        # Path pattern of the linear layers.
+        include: str = "**"
+
+    def __call__(self, cfg: Any) -> Any:
+        """Returns ``cfg`` with such products.
+
+        Raises:
+            ConfigError: The pattern matches no linear layer with a plain product.
+        """
+        from axcore.layers import CollectiveDot, Linear
+        from axcore.ops import DotGeneral, OpRule
+
+        plain: dict[str, tuple[Linear.Config, DotGeneral.Config]] = {}
+        for path, node in cfg.walk():
+            if isinstance(node, Linear.Config) and isinstance(node.dot, DotGeneral.Config):
+                if type(node.dot) is DotGeneral.Config:  # and no replacement of it
+                    plain[path] = (node, node.dot)
+        found = [both for path, both in plain.items() if matches(self.cfg.include, path)]
+        if not found:
+            raise ConfigError(
+                f"pattern {self.cfg.include!r} matches no linear layer with a plain product",
+                code="AX108",
+                hint=f"those that have one: {', '.join(plain) or 'none'}",
+            )
+        for node, dot in found:
+            node.set(dot=CollectiveDot.Config(precision=dot.precision))
+        if "ops" not in cfg.fields():
+            return cfg
+        rule = OpRule(self.cfg.implementations)
+        return cfg.set(ops={**cfg.ops, "all_gather_matmul": rule, "matmul_reduce_scatter": rule})
 
 
 class SetModifier(Modifier):

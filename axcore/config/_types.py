@@ -282,23 +282,18 @@ class RecordChecker(Checker):
     def _made(self, value: Mapping[Any, Any]) -> Any:
         kind, known = cast(Any, self.kind), [f for f in fields(cast(Any, self.kind)) if f.init]
         names = [f.name for f in known]
+        told = f"its fields: {', '.join(names)}"
         for key in value:
             if key not in names:
-                near = did_you_mean(key, names) if type(key) is str else ""
-                raise Mismatch(
-                    f"the key {describe(key)}", f"fields of {self.expected}", near or _fields(names)
-                )
+                near = (did_you_mean(key, names) if type(key) is str else "") or told
+                raise Mismatch(f"the key {describe(key)}", f"fields of {self.expected}", near)
         needed = [f.name for f in known if f.default is MISSING and f.default_factory is MISSING]
         missing = [name for name in needed if name not in value]
         if missing:
             got = f"a mapping without {', '.join(map(repr, missing))}"
-            raise Mismatch(got, self.expected, _fields(names))
+            raise Mismatch(got, self.expected, told)
         checkers = record_checkers(kind)
         return kind(**{name: checkers[name].part(name, part) for name, part in value.items()})
-
-
-def _fields(names: list[str]) -> str:
-    return f"its fields: {', '.join(names)}"
 
 
 class UnionChecker(Checker):

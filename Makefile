@@ -106,9 +106,10 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-backend $(PROJECTS)
 	@touch $@ $(VENV)/.stamp-train
 
 $(VENV)/.stamp-oracle: $(VENV)/.stamp-test
-	@echo "==> install: torch $(TORCH), transformers and what else tests compare with (minutes the first time)"
+	@echo "==> install: torch $(TORCH), transformers, compilers for absent hardware (minutes the first time)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) "torch==$(TORCH)" --group oracle
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps $(ORACLE_DATA)
+	@$(BIN)/python -m pip $(PIP_EDITABLE) -e "./plugins/axlearn_tpu[aot]" -e "./plugins/axlearn_gpu[aot]"
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-train

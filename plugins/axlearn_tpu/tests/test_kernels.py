@@ -186,6 +186,7 @@ QKV = {"q": (4, 4096, 8, 128), "k": (4, 4096, 8, 128), "v": (4, 4096, 8, 128)}
         ({"shapes": QKV | {"q_positions": (4, 4096)}}, "positions for indices"),
         ({"shapes": QKV | {"q_positions": (4, 4096)}, "mask": masks.SegmentIds()}, None),
         ({"shapes": {n: (4, 64, 8, 128) for n in "qkv"}}, "tiles of 128 queries"),
+        ({"shapes": {n: (4, 4096, 8, 576) for n in "qkv"}}, "head dims up to 256, got 576"),
     ],
 )
 def test_splash_says_what_it_cannot_serve(changes, reason):

@@ -1,8 +1,8 @@
 """Tile sizes of the Pallas kernels for each TPU generation; without JAX.
 
 A tile must fit into vector memory (VMEM), with the next one on its way; larger tiles read keys
-from HBM less often. libtpu 0.0.42.1 has compiled every row here, forward and backward, at head dims
-up to 256; how fast they are has not been measured. An unknown generation gets the smallest row.
+from HBM less often. libtpu 0.0.42.1 has compiled every row here, forward and backward, in float32
+at head dim 256; how fast they are has not been measured. An unknown generation gets the smallest.
 """
 
 from __future__ import annotations
@@ -10,10 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LANES", "AttentionTiles", "attention_tiles", "generation", "grouped_tiles", "tile"]
+__all__ = [
+    "LANES",
+    "MAX_HEAD_DIM",
+    "AttentionTiles",
+    "attention_tiles",
+    "generation",
+    "grouped_tiles",
+    "tile",
+]
 
 #: Elements in the minor dim of a vector register; tiles of a sequence are multiples of it.
 LANES = 128
+
+#: Largest head dim for which the tiles of attention have been seen to fit.
+MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)

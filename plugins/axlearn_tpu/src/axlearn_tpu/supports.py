@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from axcore.ops.masks import Causal, Full, PrefixLM, SegmentIds, SlidingWindow, TracedWindow
-from axlearn_tpu._block_sizes import LANES
+from axlearn_tpu._block_sizes import LANES, MAX_HEAD_DIM
 
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
@@ -40,6 +40,9 @@ def splash(call: OpCall) -> str | None:
     dtypes = {call.dtypes[name] for name in ("q", "k", "v")}
     if len(dtypes) > 1 or not dtypes <= set(_FLOATS):
         return f"is for q, k and v of one dtype, {' or '.join(_FLOATS)}, got {sorted(dtypes)}"
+    widest = max(call.shapes[name][3] for name in ("q", "v"))
+    if widest > MAX_HEAD_DIM:
+        return f"has tiles for head dims up to {MAX_HEAD_DIM}, got {widest}"
     mask = call.mask if call.mask is not None else Full()
     for part in mask.parts():
         if isinstance(part, TracedWindow):

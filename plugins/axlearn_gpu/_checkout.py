@@ -1,0 +1,78 @@
+"""Imports the packages of a checkout on a machine where nothing of it is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+import tempfile
+import tomllib
+import types
+from pathlib import Path
+from typing import Any
+
+__all__ = ["use_checkout"]
+
+
+def use_checkout(root: Path) -> None:
+    """Makes the checkout's packages importable, and their plugins known, without installing.
+
+    Plugins are found through the metadata of distributions, which a checkout has not; so it is
+    written to a temporary folder. A few small packages that serve types and tests only are replaced
+    where they are missing.
+
+    Args:
+        root: The checkout.
+    """
+    metadata = Path(tempfile.mkdtemp(prefix="axcore-device-check-"))
+    projects = [root, *sorted(p.parent for p in root.glob("plugins/*/pyproject.toml"))]
+    for folder in projects:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        sys.path.insert(0, str(folder if folder == root else folder / "src"))
+        info = metadata / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
+        entries = project.get("entry-points", {}).get("axcore", {})
+        lines = [f"{name} = {target}" for name, target in entries.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[axcore]", *lines, ""]))
+    sys.path.insert(0, str(metadata))
+    if importlib.util.find_spec("importlib_metadata") is None:
+        sys.modules["importlib_metadata"] = importlib.metadata
+    if importlib.util.find_spec("jaxtyping") is None:
+        sys.modules["jaxtyping"] = _anything("jaxtyping")
+    if importlib.util.find_spec("pytest") is None:
+        sys.modules["pytest"] = _little_pytest()
+
+
+def _anything(name: str) -> types.ModuleType:
+    """A module whose names can be subscripted: annotations are never evaluated here."""
+    module = types.ModuleType(name)
+
+    class Name:
+        def __class_getitem__(cls, item: Any) -> Any:
+            return cls
+
+    module.__getattr__ = lambda attribute: Name  # type: ignore[method-assign]
+    return module
+
+
+class Skipped(Exception):
+    """A suite's way to say that it does not apply."""
+
+
+def _little_pytest() -> types.ModuleType:
+    """What the conformance suites use of pytest."""
+    module = types.ModuleType("pytest")
+
+    def skip(reason: str = "") -> None:
+        raise Skipped(reason)
+
+    def fail(reason: str = "") -> None:
+        raise AssertionError(reason)
+
+    skip.Exception = Skipped  # type: ignore[attr-defined]
+    module.skip, module.fail = skip, fail  # type: ignore[attr-defined]
+    module.Metafunc = object  # type: ignore[attr-defined]
+    return module

@@ -163,6 +163,37 @@ class Mixture(NamedTuple):
         return self.layers * mixtures + rest.count()
 
 
+class DeepSeek(NamedTuple):
+    """As ``Mixture``; latent attention, shared experts of the same width, dense layers first."""
+
+    total: int
+    active: int
+    vocab: int
+    dim: int
+    layers: int
+    dense_layers: int
+    dense_ffn: int
+    ffn: int
+    experts: int
+    shared: int
+    top_k: int
+    choice_bias: bool = False
+
+    def count(self, experts: int | None = None) -> int:
+        """Counts by hand, with no layer of ours."""
+        heads, plain, rotated, value, rank, query_rank = 128, 128, 64, 128, 512, 1536
+        attention = self.dim * query_rank + query_rank * heads * (plain + rotated)
+        attention += self.dim * (rank + rotated) + rank * heads * (plain + value)
+        attention += heads * value * self.dim + query_rank + rank
+        held = (self.experts if experts is None else experts) + self.shared
+        mixture = 3 * self.dim * self.ffn * held + self.dim * self.experts
+        mixture += self.choice_bias * self.experts if experts is None else 0  # no parameter
+        dense = 3 * self.dim * self.dense_ffn
+        layers = self.layers * (attention + 2 * self.dim)
+        layers += self.dense_layers * dense + (self.layers - self.dense_layers) * mixture
+        return 2 * self.vocab * self.dim + layers + self.dim
+
+
 def gemma(*sizes: int, head_dim: int = 256, qk_norm: bool = False) -> Llama:
     return Llama(*sizes, head_dim=head_dim, tied=True, qk_norm=qk_norm, norms=4)
 
@@ -289,6 +320,13 @@ PUBLISHED = {
         qkv_bias=True,
         biases=True,
     ),
+    "deepseek-V2": DeepSeek(
+        *(235_741_434_880, 21_375_800_320, 102400, 5120, 60, 1, 12288, 1536, 160, 2, 6)
+    ),
+    "deepseek-V3": DeepSeek(
+        *(671_026_419_200, 37_552_282_624, 129280, 7168, 61, 3, 18432, 2048, 256, 1, 8),
+        choice_bias=True,
+    ),
     "afm-on-device": Llama(
         2_730_071_552, 49152, 3072, 26, 24, 8, 8032, head_dim=128, tied=True, qk_norm=True
     ),
@@ -339,13 +377,15 @@ ACTIVE = {
     "qwen2-57B-A14B": (57.4, 14),
     "gpt-oss-20B": (20.9, 3.6),
     "gpt-oss-120B": (116.8, 5.1),
+    "deepseek-V2": (236, 21),
+    "deepseek-V3": (671, 37),
 }
 
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_mixture_has_the_published_number_of_active_parameters(name):
     published = PUBLISHED[name]
-    assert isinstance(published, Mixture)
+    assert isinstance(published, Mixture | DeepSeek)
     counted = model_flops(experiments.get(name)).num_active_parameters
     assert counted == published.active == published.count(published.top_k)
     if name.startswith("gpt-oss"):  # there without the embedding, with the head
@@ -356,7 +396,9 @@ def test_a_mixture_has_the_published_number_of_active_parameters(name):
 
 
 def test_the_active_parameters_of_every_mixture_are_counted():
-    assert {name for name, it in PUBLISHED.items() if isinstance(it, Mixture)} == set(ACTIVE)
+    assert {name for name, it in PUBLISHED.items() if isinstance(it, Mixture | DeepSeek)} == set(
+        ACTIVE
+    )
 
 
 def test_every_member_but_the_test_members_is_counted():

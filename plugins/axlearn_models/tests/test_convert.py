@@ -37,6 +37,8 @@ MEMBERS = {
     for name in experiments.names()
     if name.startswith(f"{prefix}-")
 }
+MEMBERS |= dict.fromkeys(("deepseek-V3", "deepseek-V3-test"), "hf:DeepseekV3ForCausalLM")
+MEMBERS["deepseek-V2"] = "hf:DeepseekV2ForCausalLM"
 MEMBERS |= dict.fromkeys(
     ("qwen3-30B-A3B", "qwen3-235B-A22B", "qwen3-moe-test"), "hf:Qwen3MoeForCausalLM"
 )

@@ -86,7 +86,9 @@ def members() -> list[str]:
     catalog = host().experiments
     names = [name for name in catalog.names() if catalog.owner(name) == "axlearn-models"]
     tests = [name for name in names if "-test" in name]
-    return [name for name in tests if isinstance(experiments.get(name).model, CausalLM.Config)]
+    decoders = [n for n in tests if isinstance(experiments.get(n).model, CausalLM.Config)]
+    # Latents are neither keys nor values: see test_latent_attention.py.
+    return [n for n in decoders if not n.startswith("deepseek")]
 
 
 @pytest.mark.parametrize(

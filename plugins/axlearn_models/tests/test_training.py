@@ -10,7 +10,7 @@ import pytest
 MEMBERS = ["fuji-test-v1", "fuji-test-v3", "smollm2-test", "qwen2.5-test", "qwen3-test"]
 MEMBERS += ["gpt2-test", "mistral-test", "gemma2-test", "gemma3-test", "olmo2-test", "phi3-test"]
 MEMBERS += ["afm-test", "qwen3-moe-test", "mixtral-test", "olmoe-test", "qwen2-moe-test"]
-MEMBERS += ["gpt-oss-test"]
+MEMBERS += ["gpt-oss-test", "deepseek-V3-test"]
 
 
 def test_a_test_member_trains_and_generates(cli, tmp_path):

@@ -118,10 +118,11 @@ def _computed(cfg: Trainer.Config) -> dict[str, str]:
     for index in range(model.decoder.num_layers):
         layer = period[index % len(period)].copy()
         attention = layer.attention
-        attention.set(
-            head_dim=attention.head_dim or model.model_dim // attention.num_heads,
-            num_kv_heads=attention.num_kv_heads or attention.num_heads,
-        )
+        if isinstance(attention, Attention.Config):
+            attention.set(
+                head_dim=attention.head_dim or model.model_dim // attention.num_heads,
+                num_kv_heads=attention.num_kv_heads or attention.num_heads,
+            )
         lines |= {
             f"decoder.layer.{index}.{path}": value
             for path, value in layer.lines().items()

@@ -264,6 +264,7 @@ def shrunk(cfg: Trainer.Config, *, num_kv_heads: int | None = None) -> Trainer.C
         cfg: A config of a Llama-like family.
         num_kv_heads: Key and value heads for the 4 query heads.
     """
+    kv_heads = {"num_kv_heads": num_kv_heads}
     resized(
         cfg,
         model_dim=64,
@@ -271,7 +272,7 @@ def shrunk(cfg: Trainer.Config, *, num_kv_heads: int | None = None) -> Trainer.C
         hidden_dim=176,
         vocab_size=264,  # ByteTokenizer's
         num_heads=4,
-        num_kv_heads=num_kv_heads,
+        **(kv_heads if "num_kv_heads" in layers_of(cfg)[0].attention.fields() else {}),
     )
     cfg.model.set(compute_dtype=None)
     cfg.set(batch_size=8, seq_len=64, log_every_n_steps=1, sample_prompt="The ")

@@ -56,6 +56,7 @@ def mixture_from(
     }
     for moe in mixtures_of(cfg):
         moe.set(**dims)
+        moe.router.set(weight_init=moe.up.weight_init)
         if normalize is not None:
             moe.router.set(normalize=given(settings, normalize, bool, False))
     return balanced(cfg, given(settings, "router_aux_loss_coef", float, 0.001))

@@ -155,6 +155,11 @@ _MEMBERS: dict[str, dict[str, str]] = {
         "gpt-oss-120B": "GPT-OSS 120B",
         "gpt-oss-test": "GPT-OSS's structure, seconds on a laptop",
     },
+    "deepseek": {
+        "deepseek-V2": "DeepSeek-V2",
+        "deepseek-V3": "DeepSeek-V3",
+        "deepseek-V3-test": "DeepSeek-V3's structure, seconds on a laptop",
+    },
 }
 
 # Format and architecture of foreign files -> the class in FAMILY/convert.py that reads them.
@@ -167,6 +172,8 @@ _CONVERTERS = {
     "hf:OlmoeForCausalLM": ("olmoe", "HuggingFaceOlmoe"),
     "hf:Qwen2MoeForCausalLM": ("qwen2_moe", "HuggingFaceQwen2MoE"),
     "hf:GptOssForCausalLM": ("gpt_oss", "HuggingFaceGptOss"),
+    "hf:DeepseekV2ForCausalLM": ("deepseek", "HuggingFaceDeepseekV2"),
+    "hf:DeepseekV3ForCausalLM": ("deepseek", "HuggingFaceDeepseekV3"),
     "hf:GPT2LMHeadModel": ("gpt2", "HuggingFaceGPT2"),
     "hf:Gemma2ForCausalLM": ("gemma2", "HuggingFaceGemma2"),
     "hf:Gemma3ForCausalLM": ("gemma3", "HuggingFaceGemma3"),

@@ -65,7 +65,7 @@ class PipelinedTransformer(BaseStack):
                 raise ModuleError(
                     f"{name} is {getattr(cfg, name)}, expected at least 1",
                     code="AX471",
-                    where=f"{self.config_path}.{name}" if self.config_path else name,
+                    where=self._field_path(f"stack.{name}"),
                 )
         if cfg.prefix:
             raise ModuleError(
@@ -166,6 +166,13 @@ class PipelinedTransformer(BaseStack):
             )
         return x
 
+    def _field_path(self, name: str) -> str:
+        """Returns the path of a field of the owner, whose fields ``layer`` and ``stack`` are."""
+        if not self.config_path:
+            return name.removeprefix("stack.")
+        owner, _, _ = self.config_path.rpartition(".")
+        return f"{owner}.{name}" if owner else name
+
     def _check_layers(self, stages: int, axes: tuple[str, ...] = ()) -> None:
         """Raises ModuleError unless the layers divide into stages x repeats x period."""
         cfg, period = self.cfg, len(self._period)
@@ -181,7 +188,7 @@ class PipelinedTransformer(BaseStack):
             f"{cfg.num_layers} layers do not divide into {stages} stages{over} x "
             f"{cfg.num_repeats} repeats x {period} layers of the period",
             code="AX470",
-            where=f"{self.config_path}.num_layers" if self.config_path else "num_layers",
+            where=self._field_path("num_layers"),
             hint=f"a pipeline has no remainder; nearest that work: {near} layers{fewer}",
         )
 
@@ -208,7 +215,7 @@ class PipelinedTransformer(BaseStack):
             f"{batch} rows do not divide into {num} microbatches x {parts} data shards"
             + (f" ({over})" if over else ""),
             code="AX471",
-            where=f"{self.config_path}.num_microbatches" if self.config_path else None,
+            where=self._field_path("stack.num_microbatches"),
             hint=f"{other}a batch of {sizes} rows in each call (batch_size / accumulation_steps)",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -91,9 +92,26 @@ def _check_rows(sharding: Sharding, shape: tuple[int, ...]) -> None:
     try:
         sharding.shard_shape(shape)
     except ValueError as error:
+        message, hint = _uneven(sharding, shape) or (str(error), "change mesh_shape")
         raise ShardingError(
-            f"a batch of shape {shape} does not divide by its sharding {sharding}: {error}",
-            code="AX458",
-            where="batch",
-            hint="make batch_size a multiple of the devices that split rows, or change mesh_shape",
+            f"a batch of shape {shape}: {message}", code="AX458", where="batch", hint=hint
         ) from error
+
+
+def _uneven(sharding: Sharding, shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """Returns which dim does not divide among which mesh axes, and what would."""
+    if not isinstance(sharding, NamedSharding):
+        return None
+    for dim, (size, entry) in enumerate(zip(shape, sharding.spec, strict=False)):
+        axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        if size % parts:
+            split = " x ".join(f"{axis}={sharding.mesh.shape[axis]}" for axis in axes)
+            below, above = size // parts * parts, -(-size // parts) * parts
+            sizes = f"{below} or {above}" if below else f"{above}"
+            what = "batch_size" if dim == 0 else "seq_len" if dim == 1 else f"dim {dim}"
+            return (
+                f"dim {dim} of size {size} does not divide into {parts} parts ({split})",
+                f"make {what} {sizes}, or change mesh_shape",
+            )
+    return None

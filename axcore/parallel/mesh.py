@@ -144,7 +144,9 @@ def _fill(sizes: dict[str, int], total: int, where: str, what: str) -> dict[str,
         f"mesh {_text(sizes)}: its axes multiply to {fixed}, expected {expected} ({what})",
         code="AX452",
         where=where,
-        hint=f"nearest that work: {'; '.join(near)}" if near else "use data=-1",
+        hint=f"nearest that work: {'; '.join(near)}"
+        if near
+        else f"use data=-1, or a machine of {fixed} {what}",
     )
 
 

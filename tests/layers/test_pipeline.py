@@ -272,6 +272,14 @@ def test_numbers_below_one_are_refused(field):
         stack(PipelinedTransformer, **{field: 0})
 
 
+def test_the_fields_of_a_decoders_stack_are_named_as_they_are_set():
+    layers = stack(PipelinedTransformer, num_microbatches=4)
+    layers.config_path = "model.decoder.layer"  # as in a Decoder, whose layers it runs
+    with pytest.raises(ModuleError) as error:
+        shape_of(layers, target(pipeline=2, data=2), rows=20)
+    assert error.value.where == "model.decoder.stack.num_microbatches"
+
+
 def test_shared_arrays_of_tokens_are_refused():
     x, info = inputs()
     info = dataclasses.replace(info, shared={"rotary": jnp.zeros((BATCH, SEQ, 2))})

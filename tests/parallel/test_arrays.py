@@ -88,5 +88,20 @@ def test_other_rows_than_the_process_owns_are_refused():
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(ShardingError, match="batch: a batch of shape"):
         process_rows(_sharding(data=8), 6)
-    with pytest.raises(ShardingError, match="make batch_size a multiple"):
+    with pytest.raises(ShardingError, match="make seq_len 2 or 4"):
         make_global_array(np.zeros((8, 3)), _sharding(data=4, seq=2), (8, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((16, 20), ("dim 1 of size 20", "8 parts (seq=8)", "make seq_len 16 or 24")),
+        ((3, 16), ("dim 0 of size 3", "2 parts", "make batch_size 2 or 4")),
+    ],
+)
+def test_a_batch_that_does_not_divide_names_the_dim_and_sizes_that_do(shape, words):
+    sharding = _sharding(seq=8) if shape[1] == 20 else _sharding(data=2, seq=4)
+    with pytest.raises(ShardingError) as caught:
+        make_global_array(np.zeros(shape), sharding, shape)
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert [word for word in words if word not in said] == [], said

@@ -91,3 +91,9 @@ def test_a_mapping_is_a_shape_too():
 def test_shapes_are_values():
     a = MeshShape(data=-1, across_slices={"data": 2})
     assert a == MeshShape(data=-1, across_slices={"data": 2}) and len({a, a}) == 1
+
+
+def test_a_mesh_for_many_more_devices_says_how_many():
+    with pytest.raises(ShardingError) as caught:
+        MeshShape(pipeline=2, fsdp=4).sizes(1)
+    assert "a machine of 8 devices" in str(caught.value.hint)

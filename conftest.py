@@ -1,9 +1,6 @@
-"""Set-up shared by all tests, those of the plugins included: devices, compile cache, hypothesis."""
+"""Set-up shared by all tests, those of the plugins included: devices, hypothesis."""
 
-import getpass
 import os
-import tempfile
-from pathlib import Path
 
 import hypothesis
 
@@ -17,16 +14,8 @@ NUM_CPU_DEVICES = 8
 # In this process only: a command that a test starts sees one device unless it asks for more.
 jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
 
-# Reruns find their compiled programs. One folder per worker: entries are not written atomically.
-_cache = Path(
-    tempfile.gettempdir(),
-    f"axcore-tests-{getpass.getuser()}",
-    f"jax-{jax.__version__}",
-    os.environ.get("PYTEST_XDIST_WORKER", "main"),
-)
-_cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-jax.config.update("jax_compilation_cache_dir", str(_cache))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+# No compilation cache: programs of several CPU devices that are read back from it can deadlock
+# (jaxlib 0.10.2), and reruns would be no faster for the others by much.
 
 # Compile times say nothing about a property, and CI must fail on the same examples as the desk.
 hypothesis.settings.register_profile("dev", deadline=None)

@@ -62,6 +62,16 @@ class Skipped(Exception):
     """A suite's way to say that it does not apply."""
 
 
+class _Decorator:
+    """Marks and fixtures, which other packages' test helpers use where they are imported."""
+
+    def __getattr__(self, name: str) -> _Decorator:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) else self
+
+
 def _little_pytest() -> types.ModuleType:
     """What the conformance suites use of pytest."""
     module = types.ModuleType("pytest")
@@ -75,4 +85,5 @@ def _little_pytest() -> types.ModuleType:
     skip.Exception = Skipped  # type: ignore[attr-defined]
     module.skip, module.fail = skip, fail  # type: ignore[attr-defined]
     module.Metafunc = object  # type: ignore[attr-defined]
+    module.mark = module.fixture = _Decorator()  # type: ignore[attr-defined]
     return module

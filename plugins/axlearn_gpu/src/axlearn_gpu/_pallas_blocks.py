@@ -110,7 +110,7 @@ def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
         a,
         b,
         (((contract[0],), (contract[1],)), ((), ())),
-        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
+        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT,
         preferred_element_type=jnp.float32,
     )
 

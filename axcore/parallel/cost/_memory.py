@@ -56,7 +56,7 @@ class MemoryEstimate:
         activations: What the forward pass keeps for the backward pass in device memory.
         workspace: The most that is alive beside it: one layer while it is recomputed and
             differentiated with its gathered weights, or the loss with a chunk of logits.
-        host: Activations kept in host memory.
+        host: What is kept in host memory: activations, and the learner's state if it is there.
         activations_by_name: Remat site or value -> its part of ``activations``.
         notes: What had to be assumed.
     """
@@ -153,6 +153,8 @@ def memory_estimate(
     specs = model.parameter_specs()
     flat = flatten_specs(specs)
     optimizer = _optimizer_specs(learner, specs)
+    state = sum(whole.spec("optimizer", s, "optimizer state") for s in optimizer)
+    in_host = learner.cfg.state_memory == "host"
     trained = flatten_specs(learner.trainable_specs(specs))
     gradients = sum(whole.spec("param", s, p) for p, s in trained.items())
     if cfg.accumulation_steps > 1:
@@ -167,11 +169,11 @@ def memory_estimate(
     return MemoryEstimate(
         mesh=FrozenMapping(dict(mesh.shape)),
         parameters=sum(whole.spec("param", s, p) for p, s in flat.items()),
-        optimizer=sum(whole.spec("optimizer", s, "optimizer state") for s in optimizer),
+        optimizer=0 if in_host else state,
         gradients=gradients,
         activations=sum(step.by_name.values()),
         workspace=max(layer, step.loss_workspace(flat)),
-        host=step.host,
+        host=step.host + (state if in_host else 0),
         activations_by_name=FrozenMapping(step.by_name),
         notes=() if stacks else ("the model has no stack of layers: activations are not known",),
     )

@@ -164,3 +164,12 @@ def test_sequence_parallel_divides_what_is_kept_between_branches():
     # Whole layers are recomputed, so their inputs alone are kept.
     assert set(whole.activations_by_name) == {"block_in"}
     assert parts.activations_by_name["block_in"] == whole.activations_by_name["block_in"] // 4
+
+
+def test_state_in_host_memory_is_no_device_memory():
+    cfg = small()
+    here = memory_estimate(cfg, num_devices=1)
+    cfg.learner.state_memory = "host"
+    there = memory_estimate(cfg, num_devices=1)
+    assert there.optimizer == 0 and there.host == here.host + here.optimizer
+    assert there.total == here.total - here.optimizer

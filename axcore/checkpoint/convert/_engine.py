@@ -20,7 +20,12 @@ from axcore.checkpoint.convert._model import Parameter, check_count, initial_val
 from axcore.checkpoint.convert._open import open_source
 from axcore.checkpoint.convert._place import check_new, new_directory
 from axcore.checkpoint.convert._report import ConversionReport, MappedTensor, plain
-from axcore.checkpoint.convert._rules import Application, Matching, match_tensors
+from axcore.checkpoint.convert._rules import (
+    Application,
+    Matching,
+    applications,
+    match_tensors,
+)
 from axcore.checkpoint.convert._source import TensorSource, dtype_named
 from axcore.errors import CheckpointError
 from axcore.plugins import host
@@ -92,10 +97,13 @@ def convert(
         trainer = cfg.instantiate(name="trainer")
         check_count(trainer, len(opened.infos), str(opened.path))
         params = parameters(trainer)
-        weights = {p: x for p, x in params.items() if x.spec.kind == "parameter"}
+        rules = found.rules(trainer.cfg)
+        shapes = {path: parameter.spec.valid_shape for path, parameter in params.items()}
+        # States that no rule names keep their initial values.
+        named = {path for item in applications(rules, shapes) for path in item.paths}
         matching = match_tensors(
-            found.rules(trainer.cfg),
-            {path: parameter.spec.valid_shape for path, parameter in weights.items()},
+            rules,
+            {p: s for p, s in shapes.items() if p in named or params[p].spec.kind == "parameter"},
             opened.infos,
             allow=allow,
             where=str(opened.path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -71,7 +72,8 @@ MODELS: dict[str, dict[str, Any]] = {
         ),
     ),
     "DeepseekV3": DEEPSEEK | dict(q_lora_rank=20, n_group=4, topk_group=2),
-    "DeepseekV2": DEEPSEEK | dict(q_lora_rank=None, topk_method="greedy"),
+    "DeepseekV2": DEEPSEEK
+    | dict(q_lora_rank=None, topk_method="group_limited_greedy", n_group=4, topk_group=2),
 }
 MEMBERS = {
     "qwen3-moe-test": "Qwen3Moe",
@@ -170,6 +172,32 @@ def test_an_exported_mixture_computes_the_same(
     with torch.no_grad():
         logits = theirs.eval()(torch.from_numpy(IDS)).logits.numpy()
     close(ours.logits(IDS), logits)
+
+
+@pytest.mark.oracle
+@pytest.mark.xdist_group("torch-models")
+@pytest.mark.parametrize("family", ["Qwen3Moe", "DeepseekV3"])
+def test_a_mixture_goes_in_and_comes_out_with_the_same_bits(family, transformers, cli, tmp_path):
+    import torch
+
+    config = getattr(transformers, f"{family}Config")(**SIZES | MODELS[family])
+    torch.manual_seed(0)
+    first = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    first.save_pretrained(tmp_path / "first", max_shard_size="20KB")  # experts in several files
+
+    done = cli("convert", tmp_path / "first", "--out", tmp_path / "ours", "--verify", "always")
+    assert done["max_abs_logit_difference"] < 1e-4
+    report = json.loads((tmp_path / "ours" / "conversion.json").read_text())
+    assert not report["settings_unread"]
+
+    cli("convert", tmp_path / "ours", "--export", "hf", "--out", tmp_path / "last")
+    auto = transformers.AutoModelForCausalLM
+    last = auto.from_pretrained(tmp_path / "last", local_files_only=True)
+    assert type(last) is type(first)
+    weights = last.state_dict()
+    assert set(weights) == set(first.state_dict())
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weights[name], weight), name
 
 
 def test_without_the_package_of_mixtures_the_others_work_and_these_say_what_to_install():

@@ -171,7 +171,7 @@ def _from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
         rank=settings.require("kv_lora_rank", int),
         query_rank=given(settings, "q_lora_rank", int, None),
     )
-    rope = rope_from_hf({name: value for name, value in settings.items() if name != "head_dim"})
+    rope = rope_from_hf(settings)
     for place in (settings, given(settings, "rope_parameters", Mapping, settings)):
         given(place, "rope_theta", float, None)
     given(settings, "rope_scaling", Mapping, None)

@@ -162,6 +162,9 @@ def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:
         if v.fits is None:
             lines.append(f"not verified: {name}: {v.reason}")
             continue
+        if v.reason:
+            lines.append(f"refused: {name}: {v.reason}")
+            continue
         needed = "" if v.needed_bytes is None else f", needs {v.needed_bytes / _GIB:.2f} GiB"
         fits = "fits" if v.fits else "does not fit"
         seconds = f"{v.compile_seconds or 0:.1f} s"

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from axcore.errors import ShardingError
 
-__all__ = ["make_global_array", "process_rows"]
+__all__ = ["check_batch_shape", "make_global_array", "process_rows"]
 
 
 def process_rows(
@@ -37,7 +37,7 @@ def process_rows(
         # Only rows matter: the other dims have size 1 here and may not be split.
         first = sharding.spec[0] if sharding.spec else None
         sharding = NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(first))
-    _check_rows(sharding, shape)
+    check_batch_shape(sharding, shape)
     rows: set[int] = set()
     for device, index in sharding.devices_indices_map(shape).items():
         if device.process_index == process_index:
@@ -63,7 +63,7 @@ def make_global_array(
     Raises:
         ShardingError: The local rows are not those of this process, or do not divide.
     """
-    _check_rows(sharding, global_shape)
+    check_batch_shape(sharding, global_shape)
     rows = process_rows(sharding, global_shape[0]) if rows is None else rows
     expected = (len(rows), *global_shape[1:])
     if local_rows.shape != expected:
@@ -88,7 +88,16 @@ def _rank(sharding: Sharding) -> int:
     return max(1, len(sharding.spec)) if isinstance(sharding, NamedSharding) else 1
 
 
-def _check_rows(sharding: Sharding, shape: tuple[int, ...]) -> None:
+def check_batch_shape(sharding: Sharding, shape: tuple[int, ...]) -> None:
+    """Refuses shapes that a sharding does not divide.
+
+    Args:
+        sharding: Of the global array.
+        shape: Its shape, rows first.
+
+    Raises:
+        ShardingError: AX458 with the dim, the mesh axes and the nearest sizes.
+    """
     try:
         sharding.shard_shape(shape)
     except ValueError as error:

@@ -31,6 +31,7 @@ from axcore.parallel import (
     platform_options,
     process_rows,
 )
+from axcore.parallel.arrays import check_batch_shape
 from axcore.parallel.cost import abstract_mesh
 from axcore.plugins import Instance
 from axcore.remat import host_memory
@@ -142,14 +143,17 @@ class Program:
 
         Args:
             rows: Any rows of it, as arrays or their shapes.
+
+        Raises:
+            ShardingError: A dim does not divide over the devices that split it.
         """
-        size = self.trainer.cfg.batch_size
-        return {
-            name: jax.ShapeDtypeStruct(
-                (size, *array.shape[1:]), array.dtype, sharding=self._sharding_of(array)
-            )
-            for name, array in rows.items()
-        }
+        wanted: dict[str, jax.ShapeDtypeStruct] = {}
+        for name, array in rows.items():
+            shape = (self.trainer.cfg.batch_size, *array.shape[1:])
+            sharding = self._sharding_of(array)
+            check_batch_shape(sharding, shape)
+            wanted[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding)
+        return wanted
 
     def trace_train(self, batch: Mapping[str, Any]) -> Any:
         """Returns the jaxpr of the training step; needs no devices.

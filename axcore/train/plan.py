@@ -40,7 +40,7 @@ class Verified:
         needed_bytes: On one device, by the compiler.
         limit_bytes: What a program may use there.
         compile_seconds: How long it took.
-        reason: Why there is no verdict; empty when there is.
+        reason: Why there is no verdict, or why it cannot be; else empty.
     """
 
     number: int
@@ -170,6 +170,8 @@ def _verified(
         report = aot(assembled, stand_in=True, advice=False, cache=cache, progress=say)
     except AotError as error:
         return Verified(number, None, reason=error.message)
+    except AxcoreError as error:  # it cannot be: the others may
+        return Verified(number, False, reason=error.message)
     if not report.compiled:
         return Verified(number, None, reason=report.notes[-1] if report.notes else "not compiled")
     return Verified(

@@ -66,3 +66,10 @@ def test_a_machine_without_a_compiler_is_an_error_of_the_user(aot, cli):
     done = aot(instance="gpu-none-8")
     assert done.code == 2
     assert "unknown instance 'gpu-none-8'" in done.err
+
+
+def test_positions_that_do_not_divide_are_refused_with_those_that_do(aot):
+    done = aot("--set", 'mesh_shape={"seq": 8}', "--set", "seq_len=20", instance="cpu-8")
+    assert done.code == 2
+    assert "dim 1 of size 20 does not divide into 8 parts (seq=8) [AX458]" in done.err
+    assert "make seq_len 16 or 24" in done.err

@@ -90,3 +90,20 @@ def test_rows_that_no_mesh_divides_are_not_called_too_large(plan):
     result = plan("--set", "batch_size=3", "--verify", "0", "--set", 'mesh_shape={"data": 2}')
     assert result.code == 3
     assert "size 3 does not divide into 2" in result.out and "larger machine" not in result.out
+
+
+def test_a_candidate_that_cannot_be_is_refused_and_the_next_one_is_chosen(plan, monkeypatch):
+    from axcore.errors import ShardingError
+    from axcore.train import plan as planning
+
+    def aot(assembled, **rest):
+        raise ShardingError("rows do not divide")
+
+    monkeypatch.setattr(planning, "aot", aot)
+    result = plan("--verify", "1", "--json")
+    assert result.code == 0, result.err
+    (verified,) = result.json["verified"]
+    assert (verified["fits"], verified["reason"]) == (False, "rows do not divide")
+    _, second, *_ = result.json["candidates"]
+    chosen = result.json["chosen"]
+    assert (chosen["mesh"], chosen["remat"]) == (second["mesh"], second["remat"])

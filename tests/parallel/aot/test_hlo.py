@@ -101,6 +101,12 @@ def test_what_a_loop_keeps_has_the_path_of_the_module_that_made_it(program):
     assert second.bytes == 8192
 
 
+def test_what_makes_a_buffer_is_named_without_the_brackets_of_transforms():
+    text = TEXT.replace("jvp(decoder)/while/body/0:3:1/up/dot_general", "jvp(up/reduce_sum))")
+    made = {b.op for b in largest_buffers(read_program(text), 100)}
+    assert "reduce_sum" in made and not any(")" in op or "(" in op for op in made)
+
+
 def test_host_memory_is_not_device_memory(program):
     assert "f32[512,512]" not in {b.shape for b in largest_buffers(program, 100)}
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from axcore import experiments
+from axcore.checkpoint import stack_form
 from axcore.checkpoint.convert import load_family
-from axcore.inference import Generator
+from axcore.inference import Generator, load_model
 
 IDS = np.random.default_rng(1).integers(3, 96, (2, 24))
 SIZES = dict(
@@ -198,6 +199,21 @@ def test_a_mixture_goes_in_and_comes_out_with_the_same_bits(family, transformers
     assert set(weights) == set(first.state_dict())
     for name, weight in first.state_dict().items():
         assert torch.equal(weights[name], weight), name
+
+
+def test_biases_of_the_choice_are_states_that_convert(of_config, write_model, cli, tmp_path):
+    pytest.importorskip("safetensors", reason="files: pip install 'axcore[convert]'")
+    family = load_family("hf:DeepseekV3ForCausalLM")
+    ours = of_config(experiments.get("deepseek-V3-test"), family)
+    directory = write_model(ours, tmp_path / "theirs")
+    cli("convert", directory, "--out", tmp_path / "ours", "--verify", "never")
+    loaded = stack_form.flatten(load_model(tmp_path / "ours").state)
+    path = "decoder/layer/1:3:1/feed_forward/router/choice_bias"
+    expected = [
+        ours.params["decoder"]["layer"][i]["feed_forward"]["router"]["choice_bias"]
+        for i in ("1", "2")
+    ]
+    np.testing.assert_array_equal(loaded[path], np.stack(expected))
 
 
 def test_without_the_package_of_mixtures_the_others_work_and_these_say_what_to_install():

@@ -21,14 +21,15 @@ SUITE = Path(__file__).with_name("triton_suite.py")
 def test_kernels_equal_the_references_in_tritons_interpreter():
     """In a process of its own: the interpreter is chosen when the kernels are defined."""
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", str(SUITE)],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-rs", "-p", "no:xdist", str(SUITE)],
         env={**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
-    assert "skipped" not in result.stdout.splitlines()[-1], result.stdout[-2000:]
+    skipped = [line for line in result.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert all(line.endswith("the suite does not claim it") for line in skipped), skipped  # vmap
 
 
 def call(op, shapes, **options):

@@ -294,3 +294,8 @@ def test_other_stacks_refuse_stages_that_they_would_leave_idle(kind):
         shape_of(stack(kind), target(pipeline=2))
     split = ShardingRules(activation_rules={"batch": ("pipeline", "data")})
     assert shape_of(stack(kind), target(split, pipeline=2)).shape == (BATCH, SEQ, DIM)
+
+
+def test_a_prefix_is_refused():
+    with pytest.raises(ModuleError, match="AX470"):
+        stack(PipelinedTransformer, prefix=(Probe.Config(),))

@@ -45,7 +45,7 @@ class Dims:
     @classmethod
     def of(cls, cfg: Any, traits: Traits) -> Dims:
         """Returns the dims of a trainer's config."""
-        from axcore.layers import RepeatedTransformer
+        from axcore.layers import Decoder, RepeatedTransformer
 
         model = cfg.model.instantiate(name="model")
         specs = flatten_specs(model.parameter_specs()) if isinstance(model, Module) else {}
@@ -57,7 +57,9 @@ class Dims:
                 if len(first) == 1:
                     splits[first[0]] = math.gcd(splits.get(first[0], 0), dim)
         stacks = cfg.model.find(RepeatedTransformer.Config)
-        return cls(traits, FrozenMapping(splits), bool(stacks))
+        # Stages are alike, layers that come before them are not.
+        prefixed = any(node.prefix for node in cfg.model.find(Decoder.Config).values())
+        return cls(traits, FrozenMapping(splits), bool(stacks) and not prefixed)
 
 
 def remat_options(traits: Traits, platform: str) -> tuple[RematOption | None, ...]:

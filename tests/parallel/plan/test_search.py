@@ -61,6 +61,14 @@ def test_meshes_are_all_that_divide_devices_layers_tensors_and_rows(cfg):
     assert found == expected
 
 
+def test_layers_before_the_first_period_leave_no_pipeline(cfg):
+    prefixed = cfg.copy()
+    layer = prefixed.model.decoder.layer.copy()
+    prefixed.model.decoder.set(prefix=(layer,))
+    dims = [Dims.of(each, compute_traits(each)).pipelined for each in (cfg, prefixed)]
+    assert dims == [True, False]
+
+
 def test_rows_are_split_where_there_are_fewer_than_shards(cfg):
     traits = compute_traits(cfg.copy().set(batch_size=1, seq_len=1024))
     for mesh in meshes(Dims(traits), machine()):

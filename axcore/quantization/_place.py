@@ -15,7 +15,7 @@ from axcore.layers.roles import BaseHead
 from axcore.module import Module
 from axcore.ops import BaseDotGeneral, DotGeneral
 
-__all__ = ["DEFAULT_EXCLUDE", "KINDS", "Site", "choose", "find_sites", "place"]
+__all__ = ["DEFAULT_EXCLUDE", "KINDS", "Kind", "Site", "choose", "find_sites", "place"]
 
 #: Products that no recipe touches unless it is told to: a router's few logits decide a lot.
 DEFAULT_EXCLUDE = ("**/router", "**/router/**")

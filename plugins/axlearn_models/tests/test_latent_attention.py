@@ -15,6 +15,7 @@ from axcore.errors import ModuleError
 from axcore.layers import SequenceInfo
 from axcore.layers.kv_cache import init_cache, merge_state
 from axcore.ops.masks import TracedWindow
+from axcore.parallel import ShardingRules
 from axcore.testing import check_cached_decode
 from axlearn_models._latent_attention import LatentAttention
 from axlearn_rope import RoPE
@@ -90,6 +91,11 @@ def test_the_cache_holds_a_latent_and_one_rotated_key_and_decode_expands_neither
 def test_a_mask_that_needs_arrays_is_refused():
     with pytest.raises(ModuleError, match="AX392"):
         attention(mask=TracedWindow())
+
+
+def test_a_latent_stays_whole_where_it_does_not_divide():
+    # 512 dims of DeepSeek-V3 on a thousand devices.
+    assert ShardingRules().table("param").alternatives("latent") == (("fsdp",), ())
 
 
 @pytest.mark.slow

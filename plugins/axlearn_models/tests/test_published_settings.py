@@ -366,6 +366,33 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+PUBLISHED["deepseek-V2"] = (
+    "hf:DeepseekV2ForCausalLM",
+    {
+        **PUBLISHED["deepseek-V3"][1],
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "model_type": "deepseek_v2",
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 160,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 60,
+        "rope_scaling": {
+            **PUBLISHED["deepseek-V3"][1]["rope_scaling"],
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+        "routed_scaling_factor": 16.0,
+        "scoring_func": "softmax",
+        "topk_group": 3,
+        "topk_method": "group_limited_greedy",
+        "vocab_size": 102400,
+    },
+)
 
 
 def lines_of(cfg) -> dict[str, str]:

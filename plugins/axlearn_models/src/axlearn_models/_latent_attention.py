@@ -35,7 +35,10 @@ from axcore.remat import site, weight_product
 
 __all__ = ["LatentAttention", "LatentHeads", "LatentView"]
 
-LATENT = Axis("latent", like="embed", description="the vector that keys and values are made of")
+# Split as the model's dim is, where there are no more devices than it has parts.
+LATENT = Axis(
+    "latent", rule=(("fsdp",), ()), description="the vector that keys and values are made of"
+)
 
 
 @jax.tree_util.register_dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ def lower_step(
         donate: Numbers of the arguments whose buffers the outputs may take.
     """
 
+    @functools.wraps(fn)  # arguments keep their names in the program's text
     def fresh(*a: Any) -> Any:
         return fn(*a)
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from axcore.parallel import MeshShape, build_mesh, compile_step
+from axcore.parallel import MeshShape, build_mesh, compile_step, lower_step
 
 
 def _step(state, x):
@@ -60,3 +60,9 @@ def test_one_function_is_traced_anew_for_each_program():
 def test_compiler_options_reach_the_compiler():
     option = {"xla_cpu_enable_fast_math": False}
     assert compile_step(lambda x: x, jnp.ones(3), compiler_options=option).options == option
+
+
+def test_arguments_keep_their_names_in_the_program():
+    struct = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    text = lower_step(_step, struct, struct).compile().call.as_text()
+    assert 'op_name="state"' in text and 'op_name="x"' in text

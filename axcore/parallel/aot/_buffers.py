@@ -70,7 +70,8 @@ def largest_buffers(program: Program, limit: int = 10) -> tuple[Buffer, ...]:
             name = ""  # not a scope: what the compiler calls a value of its own
         path, phase = module_path(name)
         # The brackets of transforms may close, or open, around the last part.
-        op = name.rstrip(")").rpartition("/")[2].rpartition("(")[2] or instruction.opcode
+        op = name.rstrip(")").rpartition("/")[2].rpartition("(")[2]
+        op = instruction.opcode if kind == "argument" else op or instruction.opcode
         for shape, size in _made(program.computations[computation], instruction):
             key = (kind, path, shape, phase)
             known = found.get(key)

@@ -25,6 +25,7 @@ _CALLED = re.compile(
 )
 _CALLED_LISTS = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^{}]*)\}")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)"?')
 _BITS = re.compile(r"[a-z]+(\d+)")
 _INNER_JIT = re.compile(r"(?:jit|pjit|closed_call|custom_vjp_call|custom_jvp_call)(?:\([^()]*\))?/")
@@ -72,7 +73,7 @@ class Instruction:
     def op_name(self) -> str:
         """The scope and primitive it came from; empty if it is the compiler's own."""
         found = _OP_NAME.search(self.attributes)
-        return found.group(1) if found else ""
+        return _ESCAPED.sub(r"\1", found.group(1)) if found else ""
 
     @property
     def called(self) -> tuple[str, ...]:

@@ -101,6 +101,13 @@ def test_what_a_loop_keeps_has_the_path_of_the_module_that_made_it(program):
     assert second.bytes == 8192
 
 
+def test_an_argument_whose_quotes_are_escaped_has_the_path_of_its_array():
+    text = TEXT.replace("state.model['up']['weight']", r"state.model[\'up\'][\'weight\']")
+    found = {b.shape: b for b in largest_buffers(read_program(text))}
+    assert found["bf16[16,64]"].path == "state/model/up/weight"
+    assert found["bf16[16,64]"].op == "parameter"
+
+
 def test_what_makes_a_buffer_is_named_without_the_brackets_of_transforms():
     text = TEXT.replace("jvp(decoder)/while/body/0:3:1/up/dot_general", "jvp(up/reduce_sum))")
     made = {b.op for b in largest_buffers(read_program(text), 100)}

@@ -28,7 +28,13 @@ from axcore.quantization._modifiers import (
     Unquantized,
 )
 from axcore.quantization._place import DEFAULT_EXCLUDE, Site, find_sites
-from axcore.quantization._products import Plan, contract, contract_blocks, quantized_product
+from axcore.quantization._products import (
+    Plan,
+    contract,
+    contract_blocks,
+    labels,
+    quantized_product,
+)
 from axcore.quantization._serving import (
     KVCacheRecipe,
     StoredRecipe,
@@ -94,6 +100,7 @@ __all__ = [
     "int8_weights",
     "is_quantized",
     "is_recipe_state",
+    "labels",
     "largest",
     "quantize",
     "quantize_blocks",

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _HISTORIES = ("lhs_amax", "rhs_amax")
-_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e3m4")
 
 
 def is_recipe_state(path: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from axcore.config import Config
 from axcore.errors import ConfigError
 from axcore.layers.placement import build_model
@@ -25,16 +27,16 @@ def check_instance(cfg: Config, instance: Instance) -> None:
     """
     if instance.platform == "cpu" or not is_quantized(cfg):
         return
-    rates = {_kind(dtype) for dtype in instance.peak_flops}
+    multiplies = functools.partial(_multiplies, frozenset(instance.peak_flops))
     for path, site in find_sites(build_model(cfg)).items():
         dtypes: tuple[str, ...] = getattr(site.module, "operand_dtypes", ())
-        missing = [dtype for dtype in dtypes if _kind(dtype) not in rates]
+        missing = [dtype for dtype in dtypes if not multiplies(dtype)]
         if not missing:
             continue
         runs = sorted(
             name
             for name in host().quantization.names()
-            if all(_kind(d) in rates | {"float32"} for d in host().quantization.get(name).dtypes)
+            if all(d == "float32" or multiplies(d) for d in host().quantization.get(name).dtypes)
         )
         raise ConfigError(
             f"{instance.name} does not multiply {' or '.join(missing)}, which "
@@ -51,6 +53,7 @@ def is_quantized(cfg: Config) -> bool:
     return any(hasattr(node.target, "operand_dtypes") for _, node in cfg.walk())
 
 
-def _kind(dtype: str) -> str:
-    """Formats of float8 share the hardware's rate."""
-    return "float8" if dtype.startswith("float8") else dtype
+def _multiplies(stated: frozenset[str], dtype: str) -> bool:
+    """Whether a rate is stated for a dtype; e4m3fn's counts for e5m2, as hardware has both."""
+    pair = ("float8_e4m3fn", "float8_e5m2")
+    return dtype in stated or (dtype in pair and pair[0] in stated)

@@ -30,6 +30,8 @@ _LARGEST = {
     "int8": 127.0,
     "int4": 7.0,
     "float8_e4m3fn": 448.0,
+    "float8_e4m3": 240.0,  # with infinities
+    "float8_e3m4": 15.5,
     "float8_e5m2": 57344.0,
 }
 _MIN_EXPONENT, _MAX_EXPONENT = -127, 127  # of float8_e8m0fnu
@@ -55,8 +57,9 @@ class Operand:
     """How one operand of a product is quantized.
 
     Attributes:
-        dtype: ``int8``, ``int4``, ``float8_e4m3fn`` or ``float8_e5m2``. Values of int4 are held in
-            int8, since products take no int4.
+        dtype: ``int8``, ``int4``, or a float8: ``float8_e4m3fn``, ``float8_e4m3``,
+            ``float8_e3m4``, ``float8_e5m2``. Values of int4 are held in int8, since products take
+            no int4.
         granularity: What shares a scale: the whole ``tensor``; a ``channel``, that is everything
             that one sum of the product runs over; or a ``block`` of consecutive elements of that.
         block: Elements of a block.

@@ -33,6 +33,8 @@ _HALF_STEP = {
     "int8": 0.5 / 127,
     "int4": 0.5 / 7,
     "float8_e4m3fn": 2.0**-4,
+    "float8_e4m3": 2.0**-4,
+    "float8_e3m4": 2.0**-5,
     "float8_e5m2": 2.0**-3,
 }
 _ROWS, _INPUTS, _OUTPUTS = 16, 64, 24

@@ -39,6 +39,9 @@ FITTED_SOURCE = (
 )
 
 _GIB = 2**30
+# The formats of configurable FP8 (cFP8); e4m3 is the one with infinities. Its relative without,
+# e4m3fn, is for Trainium3 and later (the compiler's error NCC_EVRF051).
+_FLOAT8 = ("float8_e4m3", "float8_e5m2", "float8_e3m4")
 _GBIT = 1e9 / 8  # bytes
 
 
@@ -72,7 +75,8 @@ CHIPS: Mapping[str, Chip] = {
             cores_per_device=1,
             hbm_bytes=32 * _GIB,
             hbm_bandwidth_bytes=820e9,
-            peak_flops={"bfloat16": 190e12, "int8": 380e12},  # its cFP8 is no faster: 190
+            # Its configurable FP8 is no faster than bfloat16.
+            peak_flops={"bfloat16": 190e12, "int8": 380e12, **dict.fromkeys(_FLOAT8, 190e12)},
         ),
         Chip(
             name="trainium2",
@@ -80,7 +84,7 @@ CHIPS: Mapping[str, Chip] = {
             cores_per_device=2,
             hbm_bytes=96 * _GIB,
             hbm_bandwidth_bytes=2900e9,
-            peak_flops={"bfloat16": 667e12, "float8_e4m3fn": 1299e12},
+            peak_flops={"bfloat16": 667e12, **dict.fromkeys(_FLOAT8, 1299e12)},
         ),
         Chip(
             name="trainium3",
@@ -88,8 +92,13 @@ CHIPS: Mapping[str, Chip] = {
             cores_per_device=2,
             hbm_bytes=144 * _GIB,
             hbm_bandwidth_bytes=4900e9,
-            # The 8-bit rate is that of MXFP8, blocks of 32 with a common exponent.
-            peak_flops={"bfloat16": 671e12, "float8_e4m3fn": 2517e12},
+            # The 8-bit rate is that of MXFP8, blocks of 32 with a common exponent. No page gives
+            # one for float8 without: taken to be no faster than bfloat16.
+            peak_flops={
+                "bfloat16": 671e12,
+                "float8_e4m3fn": 2517e12,
+                **dict.fromkeys(_FLOAT8, 671e12),
+            },
         ),
     )
 }

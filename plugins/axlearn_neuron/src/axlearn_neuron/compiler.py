@@ -13,16 +13,14 @@ from typing import Any
 from axcore.errors import AotError
 from axcore.parallel.aot import OutOfMemory
 from axcore.plugins import Instance
+from axlearn_neuron._presence import NEEDS
+from axlearn_neuron.kernels import NKI
 
 __all__ = ["NeuronCompiler"]
 
 # Left to the runtime on each device: rings of descriptors, collectives' buffers, profiling. The
 # vendor publishes no figure: assumed, not measured.
 _RUNTIME_BYTES = 2**30
-_NEEDS = (
-    "needs neuronx-cc and jax-neuronx from the vendor's package index; the section 'Installing' of "
-    "the axlearn-neuron README.md says how"
-)
 
 
 class NeuronCompiler:
@@ -32,12 +30,15 @@ class NeuronCompiler:
     compiles = False
     reports_out_of_memory = False
     blind_spots = (
-        f"nothing was compiled: compiling for Trainium {_NEEDS}",
+        f"nothing was compiled: compiling for Trainium {NEEDS}",
         "the memory model knows parameters, optimizer state, gradients and saved activations; not "
         "the compiler's spills, DMA buffers and the code itself",
         "1 GiB a device for the runtime is an assumption",
     )
-    stand_ins: Mapping[tuple[str, str], tuple[str, str]] = {}
+    stand_ins: Mapping[tuple[str, str], tuple[str, str]] = {
+        kernel: ("xla", f"tracing a NKI kernel {NEEDS}; its FLOPs are counted from the reference")
+        for kernel in NKI
+    }
 
     def version(self) -> str:
         """Returns the version of this package: the memory model is its compiler."""
@@ -62,7 +63,7 @@ class NeuronCompiler:
             "there is no compiler for Trainium here, and so no devices to compile for",
             code="AX480",
             where=instance.name,
-            hint=f"compiling {_NEEDS}",
+            hint=f"compiling {NEEDS}",
         )
 
     def compile_options(self, instance: Instance) -> Mapping[str, bool | int | float | str]:

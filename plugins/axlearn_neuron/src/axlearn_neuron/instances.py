@@ -22,6 +22,7 @@ from axlearn_neuron._machines import (
     MACHINES,
     MATMUL_EFFICIENCY,
 )
+from axlearn_neuron.kernels import NKI
 
 __all__ = ["detect", "resolve"]
 
@@ -33,8 +34,9 @@ def resolve(name: str) -> Instance:
     """Returns the machines called ``name``.
 
     ``attributes`` holds ``chips`` (in all), ``physical_cores_per_device`` (LNC), ``link_domain``
-    (hosts that NeuronLink joins) and ``figures``: ``published``, or ``assumed`` where no page of
-    the vendor gives them under this name.
+    (hosts that NeuronLink joins), ``figures``: ``published``, or ``assumed`` where no page of the
+    vendor gives them under this name; and ``aot_stand_ins``, the kernels of which ``axcore aot``
+    traces the reference.
 
     Args:
         name: ``neuron-MACHINE-HOSTS``.
@@ -76,6 +78,8 @@ def resolve(name: str) -> Instance:
             "physical_cores_per_device": str(chip.cores_per_device),
             "link_domain": str(machine.link_domain),
             "figures": "published" if machine.certain else "assumed",
+            # Accepted without being asked for: no compiler for these machines is to be had.
+            "aot_stand_ins": " ".join(f"{op}.{name}" for op, name in NKI),
         },
     )
 

@@ -1,15 +1,23 @@
-"""What axlearn-neuron contributes to axcore: Trainium machines and how they are used.
+"""What axlearn-neuron contributes to axcore: Trainium machines, their use, kernels and recipes.
 
 There are no compiler options: the vendor's compiler takes its flags from ``NEURON_CC_FLAGS``, not
-from XLA's options. Still to come, and therefore not named by any rule: NKI kernels and FP8 recipes.
+from XLA's options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from axcore.plugins import CompilerSpec, InstanceTypeSpec, MeshRuleSpec, hookimpl
+from axcore.plugins import (
+    CompilerSpec,
+    InstanceTypeSpec,
+    KernelSpec,
+    MeshRuleSpec,
+    QuantizationSpec,
+    hookimpl,
+)
 from axlearn_neuron._machines import MACHINES
+from axlearn_neuron.kernels import KERNELS
 
 __all__: list[str] = []
 
@@ -27,6 +35,38 @@ def axcore_instance_types() -> Iterable[InstanceTypeSpec]:
             description=f"{machine.chips} x {machine.chip} a host; the count is hosts",
         )
         for machine in MACHINES.values()
+    )
+
+
+@hookimpl
+def axcore_kernels() -> Iterable[KernelSpec]:
+    return KERNELS
+
+
+@hookimpl
+def axcore_quantization() -> Iterable[QuantizationSpec]:
+    training = "training: linear layers, forward and backward"
+    e4m3, e3m4, e5m2 = "float8_e4m3", "float8_e3m4", "float8_e5m2"
+    recipes = {
+        "neuron-fp8-e4m3": ("fp8_e4m3", (e4m3, e5m2), "float8 e4m3 with infinities, up to 240"),
+        "neuron-fp8-e5m2": ("fp8_e5m2", (e5m2,), "float8 e5m2 throughout: range, not precision"),
+        "neuron-fp8-e3m4": ("fp8_e3m4", (e3m4, e5m2), "float8 e3m4 with a scale per channel"),
+        "neuron-int8": ("int8", ("int8",), "int8, gradients rounded at random"),
+        "neuron-bf16-stochastic": (
+            "bf16_stochastic",
+            ("bfloat16",),
+            "bfloat16, gradients rounded at random",
+        ),
+    }
+    return tuple(
+        QuantizationSpec(
+            name=name,
+            target=f"axlearn_neuron.quantization:{target}",
+            dtypes=dtypes,
+            scope=training,
+            description=description,
+        )
+        for name, (target, dtypes, description) in recipes.items()
     )
 
 

@@ -2,8 +2,8 @@
 
 Parameters are sharded over all devices (``fsdp=-1``) and tensors split over the devices of one chip
 (``model=4``; 8, four chips, on Trainium1 with its 16 GiB a device): these share memory and links,
-and as many times fewer bytes of weights are gathered through the network. No kernel and no
-quantization recipe is named: there are none yet.
+and as many times fewer bytes of weights are gathered through the network. No quantization recipe is
+named: what one gains here has not been measured.
 """
 
 from __future__ import annotations

@@ -1,0 +1,95 @@
+"""What the kernels of this package serve: reasons why not, without JAX.
+
+Whether the vendor's packages are installed is not asked here: a kernel that cannot be imported is
+refused by selection itself, with the reason, and a machine's memory model needs none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from axcore.ops.masks import Causal, Full, SegmentIds
+
+if TYPE_CHECKING:
+    from axcore.plugins import OpCall
+
+__all__ = ["SHORT", "nki_flash", "nki_rms_norm", "xla_attention", "xla_norm"]
+
+#: Keys from which on attention has to be a kernel's.
+SHORT = 2048
+
+_FLOATS = ("bfloat16", "float32")
+_TILE = 512  # keys of the smallest tile
+_MAX_HEAD_DIM = 128  # rows of the tensor engine
+_MAX_SEGMENTED = 8192  # a bias of 256 MiB
+# A tile's rows in float32, their squares, the scale and the result, of 192 KiB a partition.
+_MAX_NORM_DIM = 8192
+
+
+def nki_flash(call: OpCall) -> str | None:
+    """Why the vendor's flash attention cannot serve the call, or None."""
+    if call.purpose == "decode":
+        return "is for many queries: decoding has one of each sequence"
+    if call.view is not None:
+        return f"reads no key/value cache (a {call.view!r} view)"
+    if call.options.get("dot_general") == "replaced":
+        return "its products cannot be replaced: it computes them blockwise"
+    if call.options.get("logit_cap") is not None:
+        return f"has no soft cap of logits, got {call.options['logit_cap']:g}"
+    for name in ("bias", "sinks", "kv_valid", "logit_scale"):
+        if name in call.shapes:
+            takes = "a static logit scale" if name == "logit_scale" else f"no {name}"
+            return f"takes {takes}, got an array {call.shapes[name]}"
+    dtypes = {call.dtypes[name] for name in ("q", "k", "v")}
+    if len(dtypes) > 1 or not dtypes <= set(_FLOATS):
+        return f"is for q, k and v of one dtype, {' or '.join(_FLOATS)}, got {sorted(dtypes)}"
+    head_dim, value_dim = call.shapes["q"][-1], call.shapes["v"][-1]
+    if head_dim != value_dim:
+        return f"has one head_dim, got {head_dim} for queries and {value_dim} for values"
+    if head_dim > _MAX_HEAD_DIM:
+        return f"is for head dims up to {_MAX_HEAD_DIM}, got {head_dim}"
+    queries, keys = call.shapes["q"][1], call.shapes["k"][1]
+    if queries != keys:
+        return f"is for as many queries as keys, got {queries} and {keys}"
+    if keys % _TILE:
+        return f"works in tiles of {_TILE} keys, got {keys}"
+    mask = call.mask if call.mask is not None else Full()
+    for part in mask.parts():
+        if not isinstance(part, Full | Causal | SegmentIds):
+            return f"knows full and causal masks and segment ids, got {part}"
+        if isinstance(part, SegmentIds) and keys > _MAX_SEGMENTED:
+            return (
+                f"takes segment ids as a bias of all queries and keys, up to {_MAX_SEGMENTED} "
+                f"positions, got {keys}"
+            )
+    if mask.uses_positions and ("q_positions" in call.shapes or "kv_positions" in call.shapes):
+        return "takes positions for indices, got positions"
+    return None
+
+
+def nki_rms_norm(call: OpCall) -> str | None:
+    """Why the NKI RMSNorm cannot serve the call, or None."""
+    if call.dtypes["x"] not in _FLOATS:
+        return f"is for {' or '.join(_FLOATS)}, got {call.dtypes['x']}"
+    dim = call.shapes["x"][-1]
+    if dim > _MAX_NORM_DIM:
+        return f"keeps rows on chip, up to {_MAX_NORM_DIM} values, got {dim}"
+    return None
+
+
+def xla_attention(call: OpCall) -> str | None:
+    """Why XLA's own attention is not good enough for the call, or None.
+
+    It serves where logits are few (short calls, a query of each sequence) and caches, which no
+    kernel here reads. Above that a model would run at a fraction of the machine without anyone
+    having asked for it.
+    """
+    keys = call.shapes["k"][1]
+    if call.purpose == "decode" or call.view is not None or keys < SHORT:
+        return None
+    return f"is for fewer than {SHORT} keys and for caches, got {keys} keys"
+
+
+def xla_norm(call: OpCall) -> str | None:
+    """Why XLA's own RMSNorm does not serve the call: what the kernel serves is the kernel's."""
+    return None if nki_rms_norm(call) is not None else "is for what the NKI kernel does not serve"

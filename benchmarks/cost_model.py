@@ -10,8 +10,9 @@ attention's output saved), unless the row cannot have used it (its collectives a
 alone would take longer than the published step); then the rule of the experiment in the public
 repository (apple/axlearn, axlearn/experiments/text/gpt/fuji.py, commit 01ebc3ff): 7B H100 and v5p
 ``data=-1, fsdp=8``, 70B v5p ``fsdp=-1``, Trainium2 ``fsdp=-1, model=4``. Gradients are accumulated
-over the fewest microbatches that fit by the memory model. ``others`` are the settings that were not
-taken; they are predicted too, at the fitted efficiency.
+over the fewest microbatches that fit by the memory model. Products are bfloat16, whatever a rule
+says: the published MFUs are against that peak. ``others`` are the settings that were not taken;
+they are predicted too, at the fitted efficiency.
 
 **Fit.** One number per kind: the share of the peak that products reach, by least squares of the
 logarithm of seconds, on the rows of dense models. Leave-one-out: each row predicted at the
@@ -104,6 +105,10 @@ WEAK_SCALING = (
 )
 
 
+# A flag's recipe wins over a rule's.
+BFLOAT16 = "quantize:recipe=none"
+
+
 def model_of(
     experiment: str, instance: str, mesh: Mapping[str, Any], *, seq_len: int, batch: int = BATCH
 ) -> StepModel:
@@ -114,7 +119,7 @@ def model_of(
     Raises:
         AxcoreError: The experiment or a plugin is missing, or the mesh does not fit.
     """
-    built = assemble(_experiment(experiment), instance=instance)
+    built = assemble(_experiment(experiment), modifiers=(BFLOAT16,), instance=instance)
     cfg, machine = built.cfg, built.instance
     shape = MeshShape.of(mesh)
     cfg.set(batch_size=batch, seq_len=seq_len, mesh_shape=shape)

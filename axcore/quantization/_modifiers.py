@@ -19,7 +19,7 @@ from axcore.quantization._dots import (
     MxFp8Dot,
     QuantizedDot,
 )
-from axcore.quantization._place import DEFAULT_EXCLUDE, KINDS, Site, choose, place
+from axcore.quantization._place import DEFAULT_EXCLUDE, KINDS, Kind, Site, choose, place
 
 __all__ = [
     "DelayedFp8Recipe",
@@ -77,7 +77,7 @@ class Recipe(Modifier):
 
     def _chosen(self, sites: dict[str, Site]) -> dict[str, Config | None]:
         own = self.cfg
-        kinds = [k for k in KINDS if k == "linear" or getattr(own, k)]
+        kinds: list[Kind] = [k for k in KINDS if k == "linear" or getattr(own, k)]
         found = choose(sites, _tuple(own.include), _tuple(own.exclude), kinds)
         for path in found:
             module = sites[path].module

@@ -11,7 +11,7 @@ from axcore.config import Config
 from axcore.errors import ConfigError, did_you_mean
 from axcore.layers import Linear
 from axcore.layers.placement import build_model, spread
-from axcore.layers.roles import BaseHead
+from axcore.layers.roles import BaseAttention, BaseHead
 from axcore.module import Module
 from axcore.ops import BaseDotGeneral, DotGeneral
 
@@ -65,8 +65,12 @@ def find_sites(model: Module) -> dict[str, Site]:
         named = _parent(outer) if outer.rsplit("/", 1)[-1] == "dot" else outer
         if any(isinstance(m, BaseHead) for m in ancestors):
             kind: Kind = "head"
+        elif isinstance(owner, Linear):
+            kind = "linear"
+        elif isinstance(owner, BaseAttention):
+            kind = "attention"
         else:
-            kind = "linear" if isinstance(owner, Linear) else "attention"
+            continue  # a layer's own product: what may take its place is for that layer to say
         for (name, _), (state, _) in zip(expand_path(named), expand_path(path), strict=True):
             sites[name] = Site(name, kind, module.config_path, state, module, owner)
     return sites

@@ -5,7 +5,7 @@ import pytest
 from axcore import experiments
 from axcore.config import apply_modifier
 from axcore.errors import ConfigError
-from axcore.layers import LMHead, LoRA, StackedTransformer
+from axcore.layers import FeedForward, LMHead, LoRA, StackedTransformer
 from axcore.layers.placement import build_model
 from axcore.ops import DotGeneral
 from axcore.parallel.instance_rules import apply_instance_rules
@@ -141,9 +141,9 @@ def test_a_machine_without_the_dtype_refuses_before_anything_compiles():
 def test_the_check_is_part_of_fitting_to_a_machine():
     pytest.importorskip("axlearn_tpu", reason="the TPU plugin states rates of its chips")
     cfg = experiments.get("tiny-lm").set(batch_size=256)
-    with pytest.raises(ConfigError, match="tpu-v5e-16 does not multiply float8"):
-        apply_instance_rules(quantized(cfg, "fp8"), "tpu-v5e-16")
-    apply_instance_rules(quantized(cfg, "int8"), "tpu-v5e-16")
+    with pytest.raises(ConfigError, match="tpu-v4-16 does not multiply float8"):
+        apply_instance_rules(quantized(cfg, "fp8"), "tpu-v4-16")
+    apply_instance_rules(quantized(cfg, "int8"), "tpu-v4-16")
 
 
 def test_plain_products_stay_what_they_were():
@@ -152,3 +152,12 @@ def test_plain_products_stay_what_they_were():
     apply_modifier(cfg, Int8Recipe.Config())
     assert cfg.to_text() == text
     assert set(products(cfg).values()) == {DotGeneral.__name__}
+
+
+def test_products_that_a_layer_owns_itself_are_left_to_it():
+    moe = pytest.importorskip("axlearn_moe", reason="its experts multiply in groups")
+    cfg = experiments.get("tiny-lm")
+    cfg.replace(FeedForward.Config, moe.MoE.Config(num_experts=4))
+    for recipe in ("none", "int8"):
+        made = apply_modifier(cfg, QuantizeModifier.Config(recipe=recipe, override=True))
+        assert not [path for path in products(made) if "experts" in path]

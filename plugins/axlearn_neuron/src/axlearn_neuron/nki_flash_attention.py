@@ -75,7 +75,7 @@ def attention_nki(
     if not any(isinstance(part, SegmentIds) for part in mask.parts()):
         return _attention(call, q, k, v, None)
     assert q_segment_ids is not None and kv_segment_ids is not None
-    rows = [
+    rows: list[Any] = [
         _attention(call, *(x[i : i + 1] for x in (q, k, v)), (q_segment_ids[i], kv_segment_ids[i]))
         for i in range(q.shape[0])
     ]

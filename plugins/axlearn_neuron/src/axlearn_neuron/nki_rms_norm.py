@@ -9,7 +9,7 @@ References:
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,8 @@ def rms_norm_nki(x: jax.Array, scale: jax.Array | None = None, *, eps: float = 1
     if scale is None:
         scale = jnp.ones(x.shape[-1:], jnp.float32)
     rows = x.reshape(-1, x.shape[-1])
-    return _rms_norm(rows, scale, eps, cores_per_device()).reshape(x.shape)
+    out = cast("jax.Array", _rms_norm(rows, scale, eps, cores_per_device()))
+    return out.reshape(x.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

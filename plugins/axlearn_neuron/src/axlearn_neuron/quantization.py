@@ -111,11 +111,15 @@ class StochasticDot(QuantizedDot):
         """Nothing of its own."""
 
     needs_context = True
-    operand_dtypes = ("bfloat16",)
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
         self.plan = Plan(lhs=None, rhs=None)
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        """All dtypes that hardware must multiply, forward and backward."""
+        return (self.operand_dtype,)
 
     def forward(
         self,

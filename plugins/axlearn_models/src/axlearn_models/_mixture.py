@@ -26,7 +26,7 @@ __all__ = ["balance_of", "balanced", "mixed", "mixtures_of", "shrunk_mixture"]
 def mixed(
     cfg: Trainer.Config,
     *,
-    num_experts: int,
+    count: int,
     top_k: int,
     hidden_dim: int,
     balance: float,
@@ -38,7 +38,7 @@ def mixed(
 
     Args:
         cfg: A config of a Llama-like family.
-        num_experts: Experts of a layer.
+        count: Experts of a layer.
         top_k: Experts of each token.
         hidden_dim: Width inside an expert.
         balance: See :func:`balanced`.
@@ -48,7 +48,7 @@ def mixed(
         dense = layer.feed_forward
         layer.set(
             feed_forward=MoE.Config(
-                num_experts=num_experts,
+                num_experts=count,
                 top_k=top_k,
                 hidden_dim=hidden_dim,
                 activation=dense.activation,

@@ -53,7 +53,7 @@ def deepseek_v3() -> Trainer.Config:
     )
     attention_scale(layer.attention)
     dense = layer.copy()
-    mixed(cfg, num_experts=256, top_k=8, hidden_dim=2048, balance=0.0)
+    mixed(cfg, count=256, top_k=8, hidden_dim=2048, balance=0.0)
     (moe,) = mixtures_of(cfg)
     shared = dense.feed_forward.copy().set(hidden_dim=2048)
     moe.set(shared_experts=shared, losses=(SequenceBalanceLoss(0.0001),))
@@ -129,8 +129,8 @@ def attention_scale(attention: Any) -> None:
     With ``mscale_all_dim`` the factor of YaRN is on whole logits, not on their rotated part alone.
     """
     scaling = attention.query_key_transform.scaling
-    factor = 1.0
-    if isinstance(scaling, YaRNScaling) and scaling.mscale_all_dim and scaling.factor > 1:
-        factor = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1.0
+    factor, of_all = 1.0, getattr(scaling, "mscale_all_dim", 0.0)
+    if of_all and scaling.factor > 1:
+        factor = 0.1 * of_all * math.log(scaling.factor) + 1.0
     dims = attention.head_dim + attention.rotated_dim
     attention.set(logit_scale=dims**-0.5 * factor * factor)

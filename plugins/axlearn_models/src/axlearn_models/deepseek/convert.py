@@ -90,10 +90,10 @@ class HuggingFaceDeepseekV3(ModelFamily):
         check_all_read(settings)
         return cfg
 
-    def _read_router(self, settings: Settings, moe: Any) -> None:
+    def _read_router(self, settings: Settings, layer: Any) -> None:
         settings.expect("scoring_func", "sigmoid", default="sigmoid")
         settings.expect("topk_method", "noaux_tc", default="noaux_tc")
-        moe.router.set(
+        layer.router.set(
             normalize=given(settings, "norm_topk_prob", bool, True),
             num_groups=given(settings, "n_group", int, 1),
             num_chosen_groups=given(settings, "topk_group", int, 1),
@@ -108,12 +108,12 @@ class HuggingFaceDeepseekV3(ModelFamily):
         out = _to(cfg, self.architecture, self._model_type)
         return verified(self, cfg, out | self._say_router(mixtures_of(cfg)[0]))
 
-    def _say_router(self, moe: Any) -> dict[str, Any]:
-        router = moe.router
+    def _say_router(self, layer: Any) -> dict[str, Any]:
+        router = layer.router
         return {
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
-            "norm_topk_prob": moe.top_k > 1 if router.normalize is None else router.normalize,
+            "norm_topk_prob": layer.top_k > 1 if router.normalize is None else router.normalize,
             "n_group": router.num_groups,
             "topk_group": router.num_chosen_groups,
             "rope_interleave": True,
@@ -126,16 +126,16 @@ class HuggingFaceDeepseekV2(HuggingFaceDeepseekV3):
     architecture = "DeepseekV2ForCausalLM"
     _member, _model_type = "deepseek-V2", "deepseek_v2"
 
-    def _read_router(self, settings: Settings, moe: Any) -> None:
+    def _read_router(self, settings: Settings, layer: Any) -> None:
         settings.expect("scoring_func", "softmax", default="softmax")
         settings.expect("norm_topk_prob", False, default=False)
         grouped = settings.expect("topk_method", "greedy", "group_limited_greedy", default="greedy")
         groups = [given(settings, name, int, 1) for name in ("n_group", "topk_group")]
         groups = groups if grouped == "group_limited_greedy" else [1, 1]
-        moe.router.set(num_groups=groups[0], num_chosen_groups=groups[1])
+        layer.router.set(num_groups=groups[0], num_chosen_groups=groups[1])
 
-    def _say_router(self, moe: Any) -> dict[str, Any]:
-        router = moe.router
+    def _say_router(self, layer: Any) -> dict[str, Any]:
+        router = layer.router
         grouped = router.num_groups > 1
         return {
             "scoring_func": "softmax",

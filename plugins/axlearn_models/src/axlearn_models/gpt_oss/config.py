@@ -48,7 +48,7 @@ def gpt_oss_20b() -> Trainer.Config:
         dense.down,
     ):
         linear.set(bias=True)
-    mixed(cfg, num_experts=32, top_k=4, hidden_dim=2880, balance=BALANCE)
+    mixed(cfg, count=32, top_k=4, hidden_dim=2880, balance=BALANCE)
     (moe,) = mixtures_of(cfg)
     moe.set(experts=Experts.Config(glu=ClampedGLU()))
     moe.router.set(bias=True)

@@ -16,7 +16,7 @@ from axlearn_models._mixture import balanced, mixed, shrunk_mixture
 def mixtral_8x7b() -> Trainer.Config:
     """Mixtral 8x7B: 46,702,792,704 parameters, 12,879,925,248 of them for each token."""
     cfg = resized(experiments.get("mistral-7B-v0.3"), vocab_size=32_000)
-    return mixed(cfg, num_experts=8, top_k=2, hidden_dim=14_336, balance=0.02)
+    return mixed(cfg, count=8, top_k=2, hidden_dim=14_336, balance=0.02)
 
 
 def mixtral_8x22b() -> Trainer.Config:

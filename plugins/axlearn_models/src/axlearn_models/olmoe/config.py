@@ -31,7 +31,7 @@ def olmoe_1b_7b() -> Trainer.Config:
     attention.set(
         query_key_transform=QueryKeyChain.Config(transforms=(norm, attention.query_key_transform))
     )
-    mixed(cfg, num_experts=64, top_k=8, hidden_dim=1024, balance=0.01, normalize=False)
+    mixed(cfg, count=64, top_k=8, hidden_dim=1024, balance=0.01, normalize=False)
     for moe in mixtures_of(cfg):
         moe.set(losses=(*moe.losses, RouterZLoss(0.001 / _NUM_LAYERS)))
     return cfg

@@ -28,7 +28,7 @@ def qwen1_5_moe_a2_7b() -> Trainer.Config:
     )
     (layer,) = layers_of(cfg)
     shared = layer.feed_forward.copy()
-    mixed(cfg, num_experts=60, top_k=4, hidden_dim=1408, balance=0.001, normalize=False)
+    mixed(cfg, count=60, top_k=4, hidden_dim=1408, balance=0.001, normalize=False)
     (moe,) = mixtures_of(cfg)
     gate = Linear.Config(bias=False, weight_init=shared.up.weight_init)
     moe.set(shared_experts=shared, shared_gate=gate)

@@ -18,7 +18,7 @@ def qwen3_30b_a3b() -> Trainer.Config:
     cfg = resized(
         experiments.get("qwen3-8B"), model_dim=2048, num_layers=48, num_heads=32, num_kv_heads=4
     )
-    return mixed(cfg, num_experts=128, top_k=8, hidden_dim=768, balance=0.001)
+    return mixed(cfg, count=128, top_k=8, hidden_dim=768, balance=0.001)
 
 
 def qwen3_235b_a22b() -> Trainer.Config:

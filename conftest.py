@@ -1,21 +1,53 @@
-"""Set-up shared by all tests, those of the plugins included: devices, hypothesis."""
+"""Set-up shared by all tests, those of the plugins included: devices, compile cache, hypothesis."""
 
+import getpass
 import os
+import re
+import tempfile
+from pathlib import Path
 
 import hypothesis
+import pytest
 
 # Inherited by the processes that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # after the platform is chosen
+from jax.experimental.compilation_cache import compilation_cache
 
 NUM_CPU_DEVICES = 8
 
 # In this process only: a command that a test starts sees one device unless it asks for more.
 jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
 
-# No compilation cache: programs of several CPU devices that are read back from it can deadlock
-# (jaxlib 0.10.2), and reruns would be no faster for the others by much.
+# Small programs are compiled over and over, in one run and in the next. One folder per worker:
+# entries are not written atomically.
+_cache = Path(
+    tempfile.gettempdir(),
+    f"axcore-tests-{getpass.getuser()}",
+    f"jax-{jax.__version__}",
+    os.environ.get("PYTEST_XDIST_WORKER", "main"),
+)
+_cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+jax.config.update("jax_compilation_cache_dir", str(_cache))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+# What tells a file whose programs are for several devices.
+_SEVERAL_DEVICES = re.compile(r"mesh|MeshShape|shard_map|KernelConformance|cpu-\d")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_one_device(request):
+    """Programs of several CPU devices that are read back can deadlock (jaxlib 0.10.2)."""
+    if not _SEVERAL_DEVICES.search(Path(request.path).read_text("utf-8")):
+        yield
+        return
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", str(_cache))
+    compilation_cache.reset_cache()
+
 
 # Compile times say nothing about a property, and CI must fail on the same examples as the desk.
 hypothesis.settings.register_profile("dev", deadline=None)

@@ -270,8 +270,12 @@ def test_another_end_of_the_run_needs_extend(train, trained, contents):
 
 
 def test_a_directory_that_cannot_be_made_is_named(train, tmp_path, monkeypatch):
+    mkdir = Path.mkdir
+
     def refuse(path, *args, **kwargs):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        if "locked" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        mkdir(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     done = train(tmp_path / "locked" / "out")

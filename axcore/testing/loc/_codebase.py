@@ -128,6 +128,8 @@ def experiment(module, variant, **sizes):
 def installed_bases(limit: int | None = None) -> tuple[str, ...]:
     """Returns experiments that modules derive from: decoder-only ones of core and catalogs.
 
+    Their attention and feed-forward layers are core's, which the variants of a code base edit.
+
     Args:
         limit: At most so many.
     """
@@ -138,7 +140,9 @@ def installed_bases(limit: int | None = None) -> tuple[str, ...]:
     for name in names:
         if limit is not None and len(found) >= limit:
             break
-        if isinstance(experiments.get(name).model, CausalLM.Config):
+        model = experiments.get(name).model
+        edited = (Attention.Config, FeedForward.Config)
+        if isinstance(model, CausalLM.Config) and all(map(model.find, edited)):
             found.append(name)
     return tuple(found)
 

@@ -133,7 +133,7 @@ def installed_bases(limit: int | None = None) -> tuple[str, ...]:
     Args:
         limit: At most so many.
     """
-    from axcore.layers import CausalLM
+    from axcore.layers import Attention, CausalLM, FeedForward
 
     names = [_PLAIN, *(n for n in experiments.names() if "-test" in n)]
     found: list[str] = []

@@ -141,8 +141,15 @@ def installed_bases(limit: int | None = None) -> tuple[str, ...]:
         if limit is not None and len(found) >= limit:
             break
         model = experiments.get(name).model
-        edited = (Attention.Config, FeedForward.Config)
-        if isinstance(model, CausalLM.Config) and all(map(model.find, edited)):
+        if not isinstance(model, CausalLM.Config):
+            continue
+        of = getattr(model.decoder, "layer", ())
+        layers = of if isinstance(of, tuple) else (of,)
+        if all(
+            isinstance(getattr(layer, "attention", None), Attention.Config)
+            and isinstance(getattr(layer, "feed_forward", None), FeedForward.Config)
+            for layer in layers
+        ):
             found.append(name)
     return tuple(found)
 

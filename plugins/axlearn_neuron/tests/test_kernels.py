@@ -17,12 +17,12 @@ from axcore.context import functional
 from axcore.errors import OpError
 from axcore.layers import RMSNorm
 from axcore.ops import Causal, Full, SegmentIds, SlidingWindow
+from axcore.ops.references import few_logits
 from axcore.parallel import resolve_instance
 from axcore.parallel.aot import compiler_for
 from axcore.parallel.target import ProgramTarget
 from axcore.plugins import OpCall, host
-from axcore.train import assemble
-from axcore.train.aot import aot
+from axcore.train import aot, assemble
 from axlearn_neuron import supports
 from axlearn_neuron.kernels import NKI
 
@@ -72,9 +72,9 @@ def test_what_the_flash_attention_serves(asked, reason):
 
 
 def test_the_reference_serves_what_no_kernel_is_for():
-    assert "fewer than 2048 keys" in supports.xla_attention(sized(2048))
-    assert supports.xla_attention(sized(1000)) is None
-    assert supports.xla_attention(call(purpose="decode")) is None
+    assert "fewer than 2048 keys" in few_logits(sized(2048))
+    assert few_logits(sized(1000)) is None
+    assert few_logits(call(purpose="decode")) is None
     norm = {"op": "rms_norm", "platform": "neuron", "dtypes": {"x": "bfloat16"}}
     wide, usual = (OpCall(shapes={"x": (2, 8, dim)}, **norm) for dim in (16384, 8192))
     assert "up to 8192 values" in supports.nki_rms_norm(wide)

@@ -9,6 +9,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from axcore.ops import masks
+from axcore.ops.references import few_logits
 from axcore.plugins import OpCall
 from axcore.testing import KernelCase, KernelConformance
 from axlearn_tpu import supports
@@ -204,7 +205,7 @@ def test_splash_says_what_it_cannot_serve(changes, reason):
     ],
 )
 def test_xlas_own_attention_is_for_few_logits_and_caches(changes, serves):
-    assert (supports.xla_attention(call(**changes)) is None) == serves
+    assert (few_logits(call(**changes)) is None) == serves
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from axcore.ops.references import FEW_LOGITS, FEW_LOGITS_TEXT, reference_kernel
 from axcore.plugins import KernelSpec
 
 __all__ = ["KERNELS"]
@@ -55,17 +56,9 @@ def _kernel(
 
 
 def _plain(op: str) -> KernelSpec:
-    return KernelSpec(
-        op=op,
-        implementation="xla_gpu",
-        platforms=("gpu",),
-        target=f"axlearn_gpu.reference:{op}",
-        supports="axlearn_gpu.supports:xla_attention" if op == "attention" else None,
-        compiler_partitioned=True,
-        priority=-100,
-        description="the XLA reference"
-        + (", for fewer than 2,048 keys and for caches" if op == "attention" else ""),
-    )
+    if op == "attention":
+        return reference_kernel(op, "xla_gpu", "gpu", supports=FEW_LOGITS, serves=FEW_LOGITS_TEXT)
+    return reference_kernel(op, "xla_gpu", "gpu")
 
 
 KERNELS: tuple[KernelSpec, ...] = (

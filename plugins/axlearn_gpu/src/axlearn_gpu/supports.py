@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
 __all__ = [
-    "SHORT",
     "Structure",
     "cudnn",
     "pallas_triton",
@@ -24,11 +23,8 @@ __all__ = [
     "triton_linear_cross_entropy",
     "triton_norm",
     "triton_rotary",
-    "xla_attention",
 ]
 
-#: Keys from which on attention has to be a kernel's.
-SHORT = 2048
 
 _HOPPER = (9, 0)
 _QKV = ("q", "k", "v")
@@ -142,19 +138,6 @@ def tokamax_mosaic(call: OpCall) -> str | None:
     if seen.other is not None:
         return f"does not know the mask {seen.other}"
     return "takes segment ids only as a dense (T, S) mask" if seen.segments else None
-
-
-def xla_attention(call: OpCall) -> str | None:
-    """Why XLA's own attention is not good enough for the call, or None.
-
-    It serves where logits are few (short calls, a query of each sequence) and caches, which no
-    kernel here reads; those with many queries are scanned in chunks. Above that a model would run
-    at a fraction of the machine without anyone having asked for it.
-    """
-    keys = call.shapes["k"][1]
-    if call.purpose == "decode" or call.view is not None or keys < SHORT:
-        return None
-    return f"is for fewer than {SHORT} keys and for caches, got {keys} keys"
 
 
 def triton_norm(call: OpCall) -> str | None:

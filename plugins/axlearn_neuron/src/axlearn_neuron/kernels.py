@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from axcore.ops.references import FEW_LOGITS, FEW_LOGITS_TEXT, reference_kernel
 from axcore.plugins import KernelSpec
 
 __all__ = ["KERNELS", "NKI"]
@@ -35,20 +36,6 @@ def _kernel(
     )
 
 
-def _plain(op: str, supports: str, what_for: str) -> KernelSpec:
-    """The reference, last in the list of an op."""
-    return KernelSpec(
-        op=op,
-        implementation="xla_neuron",
-        platforms=("neuron",),
-        target=f"axlearn_neuron.reference:{op}",
-        supports=f"axlearn_neuron.supports:{supports}",
-        compiler_partitioned=True,
-        priority=-100,
-        description=f"the XLA reference, for {what_for}",
-    )
-
-
 KERNELS: tuple[KernelSpec, ...] = (
     _kernel(
         "attention",
@@ -74,6 +61,14 @@ KERNELS: tuple[KernelSpec, ...] = (
         {"x": ("batch", "seq", "residual_seq", "heads")},
         "one pass over memory forward, XLA backward",
     ),
-    _plain("attention", "xla_attention", "fewer than 2,048 keys and for caches"),
-    _plain("rms_norm", "xla_norm", "what the NKI kernel does not serve"),
+    reference_kernel(
+        "attention", "xla_neuron", "neuron", supports=FEW_LOGITS, serves=FEW_LOGITS_TEXT
+    ),
+    reference_kernel(
+        "rms_norm",
+        "xla_neuron",
+        "neuron",
+        supports="axlearn_neuron.supports:xla_norm",
+        serves="for what the NKI kernel does not serve",
+    ),
 )

@@ -13,10 +13,8 @@ from axcore.ops.masks import Causal, Full, SegmentIds
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
-__all__ = ["SHORT", "nki_flash", "nki_rms_norm", "xla_attention", "xla_norm"]
+__all__ = ["nki_flash", "nki_rms_norm", "xla_norm"]
 
-#: Keys from which on attention has to be a kernel's.
-SHORT = 2048
 
 _FLOATS = ("bfloat16", "float32")
 _TILE = 512  # keys of the smallest tile
@@ -75,19 +73,6 @@ def nki_rms_norm(call: OpCall) -> str | None:
     if dim > _MAX_NORM_DIM:
         return f"keeps rows on chip, up to {_MAX_NORM_DIM} values, got {dim}"
     return None
-
-
-def xla_attention(call: OpCall) -> str | None:
-    """Why XLA's own attention is not good enough for the call, or None.
-
-    It serves where logits are few (short calls, a query of each sequence) and caches, which no
-    kernel here reads. Above that a model would run at a fraction of the machine without anyone
-    having asked for it.
-    """
-    keys = call.shapes["k"][1]
-    if call.purpose == "decode" or call.view is not None or keys < SHORT:
-        return None
-    return f"is for fewer than {SHORT} keys and for caches, got {keys} keys"
 
 
 def xla_norm(call: OpCall) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from axcore.ops.references import FEW_LOGITS, FEW_LOGITS_TEXT, reference_kernel
 from axcore.plugins import (
     CompilerOptionSpec,
     CompilerSpec,
@@ -130,24 +131,11 @@ def axcore_kernels() -> Iterable[KernelSpec]:
             priority=30,
             description="JAX's paged attention: pages are copied while others are computed",
         ),
-        _plain("attention", supports="axlearn_tpu.supports:xla_attention"),
-        _plain("grouped_matmul"),
-        _plain("paged_attention"),
-    )
-
-
-def _plain(op: str, supports: str | None = None) -> KernelSpec:
-    """The reference, last in the list of an op."""
-    return KernelSpec(
-        op=op,
-        implementation="xla_tpu",
-        platforms=("tpu",),
-        target=f"axlearn_tpu.reference:{op}",
-        supports=supports,
-        compiler_partitioned=True,
-        priority=-100,
-        description="the XLA reference"
-        + (", for fewer than 2,048 keys and for caches" if op == "attention" else ""),
+        reference_kernel(
+            "attention", "xla_tpu", "tpu", supports=FEW_LOGITS, serves=FEW_LOGITS_TEXT
+        ),
+        reference_kernel("grouped_matmul", "xla_tpu", "tpu"),
+        reference_kernel("paged_attention", "xla_tpu", "tpu"),
     )
 
 

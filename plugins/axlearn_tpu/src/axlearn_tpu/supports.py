@@ -11,10 +11,8 @@ from axlearn_tpu._block_sizes import LANES, MAX_HEAD_DIM
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
-__all__ = ["SHORT", "megablox", "paged_attention", "splash", "xla_attention"]
+__all__ = ["megablox", "paged_attention", "splash"]
 
-#: Keys from which on attention must be a kernel's: the reference then runs in chunks.
-SHORT = 2048
 
 #: Rows that each group must have on average: half a tile's, or most of the work is for nothing.
 _MIN_ROWS = 64
@@ -57,19 +55,6 @@ def splash(call: OpCall) -> str | None:
     if mask.uses_positions and ("q_positions" in call.shapes or "kv_positions" in call.shapes):
         return "takes positions for indices, got positions"
     return None
-
-
-def xla_attention(call: OpCall) -> str | None:
-    """Why XLA's own attention is not good enough for the call, or None.
-
-    It is where logits are few, because a call is short or has a query of each sequence. Reading a
-    cache is accepted at any length, since no kernel here reads one for many queries: the reference
-    then scans chunks of queries.
-    """
-    keys = call.shapes["k"][1]
-    if call.purpose == "decode" or call.view is not None or keys < SHORT:
-        return None
-    return f"is for fewer than {SHORT} keys and for caches, got {keys} keys"
 
 
 def megablox(call: OpCall) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import math
 import time
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from axcore import ops
 from axcore.checkpoint import BaseCheckpointer
@@ -27,6 +25,7 @@ from axcore.parallel import prepare_host, select_devices
 from axcore.plugins import Instance, host
 from axcore.train._compile_cache import CompileCacheUse
 from axcore.train._init_from import InitialWeights
+from axcore.train._processes import check_same, gather_json
 from axcore.train._program import EvalProgram, Program
 from axcore.train._report import (
     finite,
@@ -123,7 +122,7 @@ def _train(
         ready.start_from(init_from)
     for evaler in ready.evalers.values():
         evaler.check(data)
-    _check_processes(text)
+    check_same(text)
     sizes = trainer.cfg  # of which none is derived any more
     is_primary = jax.process_index() == 0
     with run.alone() if is_primary else contextlib.nullcontext():
@@ -145,20 +144,6 @@ def _train(
             ", ".join(f"{axis}={n}" for axis, n in program.mesh.shape.items() if n > 1) or "of one",
         )
         return ready.finish()
-
-
-def _check_processes(config_text: str) -> None:
-    """Processes of one run must have the same config and plugins; a collective call."""
-    mine = {"config": config_text, "plugins": host().digest()}
-    for index, theirs in enumerate(_gather_json(mine)):
-        differ = [name for name in mine if theirs[name] != mine[name]]
-        if differ:
-            raise TrainError(
-                f"process {jax.process_index()} and process {index} have different "
-                f"{' and '.join(differ)}",
-                code="AX704",
-                hint="start all processes with the same command in the same environment",
-            )
 
 
 def _check_prompt(trainer: Trainer, data: BaseInput) -> None:
@@ -431,7 +416,7 @@ class _Run:
 
     def _save(self, state: TrainState, step: int, position: Mapping[str, Any]) -> None:
         extra = {
-            "data": self.data.merge_states(_gather_json(position)),
+            "data": self.data.merge_states(gather_json(position)),
             "last": finite(self.last),
             "best": finite(self.best),
             "evals": {name: finite(metrics) for name, metrics in self.evals.items()},
@@ -493,17 +478,3 @@ class _Run:
         if self.is_primary and len(self.callbacks.failures) > before:
             self.run.write_json(self.run.report, to_json(report))
         return report
-
-
-def _gather_json(value: Mapping[str, Any]) -> list[Any]:
-    """Returns the values of all processes; a collective call."""
-    if jax.process_count() == 1:
-        return [value]
-    from jax.experimental import multihost_utils
-
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.array(len(data), np.int32)).reshape(-1)
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(data)] = data
-    rows = multihost_utils.process_allgather(padded)
-    return [json.loads(bytes(row[:n])) for row, n in zip(rows, sizes.tolist(), strict=True)]

@@ -3,11 +3,18 @@
 :func:`search` enumerates candidates from the model's traits and the machine, drops those that the
 memory model rejects, ranks the rest by the predicted step time
 (:func:`axcore.parallel.cost.predict_step`) and keeps the reason why each loser lost. Compiling the
-best few is the business of :func:`axcore.train.plan.plan`.
+best few is the business of :func:`axcore.train.plan`.
 """
 
 from axcore.parallel.plan._candidate import Candidate, RematOption, rule_text
-from axcore.parallel.plan._search import Objective, Plan, Ranked, Rejected, search
+from axcore.parallel.plan._search import (
+    Objective,
+    Plan,
+    Ranked,
+    Rejected,
+    budget_bytes,
+    search,
+)
 from axcore.parallel.plan._space import Dims, meshes, remat_options
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "Ranked",
     "Rejected",
     "RematOption",
+    "budget_bytes",
     "meshes",
     "remat_options",
     "rule_text",

@@ -18,14 +18,15 @@ from typing import Any, Literal
 
 from axcore.config import Config, apply_modifier
 from axcore.errors import ConfigError, ModuleError, ShardingError
+from axcore.parallel.aot import compiler_for
 from axcore.parallel.cost import MemoryEstimate, StepPrediction, memory_estimate, predict_step
 from axcore.parallel.mesh import MeshShape
 from axcore.parallel.plan._candidate import Candidate, RematOption
 from axcore.parallel.plan._space import Dims, meshes, remat_options
 from axcore.parallel.traits import compute_traits
-from axcore.plugins import Instance
+from axcore.plugins import Instance, host
 
-__all__ = ["Objective", "Plan", "Ranked", "Rejected", "search"]
+__all__ = ["Objective", "Plan", "Ranked", "Rejected", "budget_bytes", "search"]
 
 Objective = Literal["tokens_per_second", "cost", "memory"]
 
@@ -107,6 +108,17 @@ class Plan:
     seconds: float
 
 
+def budget_bytes(instance: Instance) -> int:
+    """Returns what a program may take of a device by the model of memory: 92 % of what there is.
+
+    The platform's compiler may allow less, of which a program must keep clear too.
+    """
+    budget = round(instance.hbm_bytes * (1 - _RESERVE))
+    if instance.platform not in host().compilers:
+        return budget
+    return min(budget, compiler_for(instance).memory_limit_bytes(instance))
+
+
 def search(
     cfg: Any,
     instance: Instance,
@@ -126,7 +138,7 @@ def search(
         objective: ``tokens_per_second`` and, on one machine equal to it, ``cost``: the shortest
             step; ``memory``: the least memory, ties by time.
         quantizations: Recipes to try beside none, as (name, modifier config).
-        memory_limit_bytes: What a program may take of a device; None takes 92 % of its memory.
+        memory_limit_bytes: What a program may take of a device; None takes :func:`budget_bytes`.
         predict: Predicts a step; for tests.
         progress: Called with the number of candidates looked at so far.
 
@@ -139,7 +151,7 @@ def search(
     """
     start = time.perf_counter()
     traits = compute_traits(cfg)
-    limit = memory_limit_bytes or round(instance.hbm_bytes * (1 - _RESERVE))
+    limit = memory_limit_bytes or budget_bytes(instance)
     looker = _Looker(cfg, instance, limit, predict)
     found: list[Ranked] = []
     rejected: list[Rejected] = []

@@ -36,16 +36,20 @@ class Dims:
         splits: Mesh axis -> greatest common divisor of the parameters' dims that the rules split
             over that axis alone; axes without such dims are left out.
         pipelined: Whether its stacks can run as a pipeline.
+        split_rows: Whether positions may be split: attention over parts of a row takes no bias and
+            no second sequence.
     """
 
     traits: Traits
     splits: Mapping[str, int] = dataclasses.field(default_factory=FrozenMapping[int])
     pipelined: bool = False
+    split_rows: bool = True
 
     @classmethod
     def of(cls, cfg: Any, traits: Traits) -> Dims:
         """Returns the dims of a trainer's config."""
-        from axcore.layers import Decoder, RepeatedTransformer
+        from axcore.layers import CrossAttention, Decoder, RepeatedTransformer
+        from axcore.layers.roles import BaseAttentionBias
 
         model = cfg.model.instantiate(name="model")
         specs = flatten_specs(model.parameter_specs()) if isinstance(model, Module) else {}
@@ -59,7 +63,9 @@ class Dims:
         stacks = cfg.model.find(RepeatedTransformer.Config)
         # Stages are alike, layers that come before them are not.
         prefixed = any(node.prefix for node in cfg.model.find(Decoder.Config).values())
-        return cls(traits, FrozenMapping(splits), bool(stacks) and not prefixed)
+        whole_rows = (BaseAttentionBias, CrossAttention)
+        split_rows = not any(isinstance(module, whole_rows) for _, module in model.walk())
+        return cls(traits, FrozenMapping(splits), bool(stacks) and not prefixed, split_rows)
 
 
 def remat_options(traits: Traits, platform: str) -> tuple[RematOption | None, ...]:
@@ -96,7 +102,7 @@ def meshes(dims: Dims, instance: Instance) -> Iterator[MeshShape]:
         for model in _parts(per_slice // pipeline, traits.tensor_parts, most_model):
             for groups in _parts(per_slice // (pipeline * model), dims.splits.get("expert", 1)):
                 rest = per_slice // (pipeline * model * groups)
-                for seq in _sequence_parts(rest, traits, rows, groups * slices):
+                for seq in _sequence_parts(rest, dims, rows, groups * slices):
                     shards = rest // seq
                     for data in _parts(shards, shards):
                         fsdp = shards // data
@@ -115,9 +121,9 @@ def _parts(devices: int, size: int, most: int | None = None) -> Iterator[int]:
         parts *= 2
 
 
-def _sequence_parts(rest: int, traits: Traits, rows: int, shared: int) -> Sequence[int]:
+def _sequence_parts(rest: int, dims: Dims, rows: int, shared: int) -> Sequence[int]:
     """Parts of a row: needed where rows are fewer than shards, of use where rows are long."""
-    seq_len = traits.seq_len or 1
+    seq_len = (dims.traits.seq_len or 1) if dims.split_rows else 1
     parts = [n for n in _parts(rest, seq_len) if seq_len // n >= 256 or n == 1]
     needed = [n for n in parts if rows % (rest // n * shared) == 0]
     if seq_len >= _LONG_ROW:

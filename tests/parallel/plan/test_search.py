@@ -7,10 +7,11 @@ import itertools
 import pytest
 
 from axcore import experiments
-from axcore.config import apply_modifier
+from axcore.config import apply_modifier, author
+from axcore.layers import ALiBi
 from axcore.parallel import MeshRules, MeshShape, compute_traits
 from axcore.parallel.cost import memory_estimate, predict_step
-from axcore.parallel.plan import Dims, meshes, rule_text, search
+from axcore.parallel.plan import Dims, budget_bytes, meshes, rule_text, search
 from axcore.plugins import Instance
 
 ROWS, SEQ = 16, 32
@@ -75,6 +76,24 @@ def test_rows_are_split_where_there_are_fewer_than_shards(cfg):
         assert mesh.data * mesh.fsdp == 1 and mesh.seq * mesh.model == 8
 
 
+def test_rows_stay_whole_where_attention_has_a_bias(cfg):
+    biased = cfg.copy().set(batch_size=4, seq_len=1024)
+    biased.model.decoder.layer.attention.bias = ALiBi.Config()
+    plain, with_bias = (
+        {mesh.seq for mesh in meshes(Dims.of(c, compute_traits(c)), machine(32))}
+        for c in (cfg.copy().set(batch_size=4, seq_len=1024), biased)
+    )
+    assert max(plain) > 1 and with_bias == {1}
+
+
+def test_the_budget_is_the_compilers_where_that_allows_less():
+    cpu = Instance(
+        name="cpu", family="cpu", platform="cpu", num_hosts=1, devices_per_host=1, hbm_bytes=1000
+    )
+    assert budget_bytes(cpu) <= 920
+    assert budget_bytes(machine(hbm_bytes=1000)) == 920  # no compiler for it
+
+
 def test_the_first_is_the_fastest_of_all_and_each_other_says_what_it_lost_by(plan):
     times = [r.prediction.step_seconds for r in plan.ranked]
     assert times == sorted(times) and len(times) > 5
@@ -123,8 +142,6 @@ def test_more_microbatches_only_where_memory_asks_for_them(cfg):
 
 
 def test_what_a_flag_has_set_is_kept(cfg):
-    from axcore.config import author
-
     own = cfg.copy()
     with author("flag", "--set mesh_shape"):
         own.mesh_shape = MeshShape(data=2, fsdp=4)

@@ -136,7 +136,7 @@ def assembled(
         rules=_rules(args) if rules is None else rules,
         use=args.use,
         trusted=args.trust,
-        xla=getattr(args, "xla", ()),  # a planner's own command has no such flag
+        xla=args.xla,
     )
 
 
@@ -156,7 +156,7 @@ def _experiment(name: str, args: argparse.Namespace) -> Trainer.Config:
 
 
 def _rules(args: argparse.Namespace) -> Any:
-    if getattr(args, "rules", None) is None:
+    if args.rules is None:
         return ()
     from axcore.parallel import read_mesh_rules
     from axcore.plugins import host

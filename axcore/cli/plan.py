@@ -14,7 +14,7 @@ from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import CliError
 
 if TYPE_CHECKING:
-    from axcore.train.plan import Compared, PlanReport
+    from axcore.train import Compared, PlanReport
 
 __all__ = ["add_parser", "plan"]
 
@@ -38,6 +38,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_experiment(command)
     add_edits(command)
+    # It writes rules, and what it finds must not hang on options that a rule cannot say.
+    command.set_defaults(rules=None, xla=())
     command.add_argument(
         "--instance",
         metavar="T",
@@ -98,7 +100,7 @@ def plan(args: argparse.Namespace) -> CommandResult:
 
 def _plan(args: argparse.Namespace) -> CommandResult:
     from axcore.cli._jax import aot_cache_dir, jax_started
-    from axcore.train.plan import plan as make_plan
+    from axcore.train import plan as make_plan
 
     if args.emit:
         _check_writable(Path(args.emit))
@@ -215,7 +217,7 @@ def _rejections(report: PlanReport) -> list[str]:
 
 def _compare(args: argparse.Namespace) -> CommandResult:
     from axcore.cli._jax import jax_started
-    from axcore.train.plan import compare, parse_prices
+    from axcore.train import compare, parse_prices
 
     single = {
         "--emit": args.emit is not None,

@@ -30,7 +30,7 @@ from axcore.parallel.instances import (
     resolve_instance,
     select_devices,
 )
-from axcore.parallel.mesh import MeshShape, build_mesh
+from axcore.parallel.mesh import MeshShape, abstract_mesh, build_mesh
 from axcore.parallel.modifiers import (
     CollectiveMatmulModifier,
     MeshShapeModifier,
@@ -92,6 +92,7 @@ __all__ = [
     "ShardedBytes",
     "ShardingRules",
     "Traits",
+    "abstract_mesh",
     "apply_instance_rules",
     "batch_sharding",
     "build_mesh",

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from axcore.config import FrozenMapping
 from axcore.errors import ShardingError, did_you_mean
 from axcore.parallel.axes import MESH_AXES
 
-__all__ = ["MeshShape", "build_mesh"]
+__all__ = ["MeshShape", "abstract_mesh", "build_mesh"]
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,23 @@ def _nearest(sizes: dict[str, int], total: int) -> list[dict[str, int]]:
     found.sort(key=lambda pair: pair[0])
     wanted = [shape for distance, shape in found if distance < 10] or [s for _, s in found]
     return wanted[:3]
+
+
+def abstract_mesh(
+    shape: MeshShape | Mapping[str, int], num_devices: int, num_slices: int = 1
+) -> AbstractMesh:
+    """Returns the mesh of a shape without its devices.
+
+    Args:
+        shape: Sizes of the axes; -1 takes the rest.
+        num_devices: Devices in all.
+        num_slices: Slices they are in.
+
+    Raises:
+        ShardingError: The sizes do not multiply to the number of devices.
+    """
+    sizes = MeshShape.of(shape).sizes(num_devices, num_slices)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
 
 def build_mesh(

@@ -9,9 +9,8 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from axcore.errors import AotError, PluginError
-from axcore.parallel import MeshShape, resolve_instance
+from axcore.parallel import MeshShape, abstract_mesh, resolve_instance
 from axcore.parallel.aot import compiler_for
-from axcore.parallel.cost import abstract_mesh
 from axcore.plugins import InstanceTypeSpec, KernelSpec, host, load_target
 from axcore.train import assemble
 

@@ -1,11 +1,14 @@
 """Training: the trainer's config and programs, the learner, evaluation, logging, and the loop.
 
 ``Trainer.Config`` describes a run; :func:`assemble` fits it to a machine; :func:`train` runs it,
-:func:`aot` compiles it for a machine that need not be here.
+:func:`aot` compiles it for a machine that need not be here, :func:`plan` looks for the best way to
+run it and :func:`compare` for the machine. What only the last three need loads with them.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from axcore.train import optimizers, schedules
-from axcore.train.aot import AotReport, aot
 from axcore.train.assemble import Assembled, assemble
 from axcore.train.callbacks import BaseCallback
 from axcore.train.evaler import BaseEvaler, Evaler
@@ -21,17 +24,28 @@ from axcore.train.writers import (
     read_metrics,
 )
 
+if TYPE_CHECKING:
+    from axcore.train._aot import AotReport as AotReport
+    from axcore.train._aot import aot as aot
+    from axcore.train._plan import Compared as Compared
+    from axcore.train._plan import PlanReport as PlanReport
+    from axcore.train._plan import compare as compare
+    from axcore.train._plan import parse_prices as parse_prices
+    from axcore.train._plan import plan as plan
+
 __all__ = [
     "AotReport",
     "Assembled",
     "BaseCallback",
     "BaseEvaler",
     "BaseWriter",
+    "Compared",
     "ConsoleWriter",
     "Evaler",
     "JsonlWriter",
     "Learner",
     "LearnerState",
+    "PlanReport",
     "RunDir",
     "TensorBoardWriter",
     "TrainResult",
@@ -39,8 +53,29 @@ __all__ = [
     "Trainer",
     "aot",
     "assemble",
+    "compare",
     "optimizers",
+    "parse_prices",
+    "plan",
     "read_metrics",
     "schedules",
     "train",
 ]
+
+_LATER = {
+    "AotReport": "axcore.train._aot",
+    "Compared": "axcore.train._plan",
+    "PlanReport": "axcore.train._plan",
+    "aot": "axcore.train._aot",
+    "compare": "axcore.train._plan",
+    "parse_prices": "axcore.train._plan",
+    "plan": "axcore.train._plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'axcore.train' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value

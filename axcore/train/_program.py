@@ -1,7 +1,7 @@
 """A trainer's programs on the devices of an instance: where arrays go, compiled steps.
 
 The devices may be those of a machine that is not here: the step is then compiled from shapes
-(:mod:`axcore.train.aot`), by the same code.
+(:func:`axcore.train.aot`), by the same code.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from axcore.parallel import (
     MemoryUse,
     MeshShape,
     ProgramTarget,
+    abstract_mesh,
     batch_sharding,
     build_mesh,
     compile_step,
@@ -32,7 +33,6 @@ from axcore.parallel import (
     process_rows,
 )
 from axcore.parallel.arrays import check_batch_shape
-from axcore.parallel.cost import abstract_mesh
 from axcore.plugins import Instance
 from axcore.remat import host_memory
 from axcore.train.trainer import Trainer, TrainState

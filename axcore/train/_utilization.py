@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 from axcore.errors import AxcoreError
-from axcore.parallel.cost import predict_step
 from axcore.plugins import Instance
 
 __all__ = ["utilization"]
@@ -29,6 +28,8 @@ def utilization(cfg: Any, instance: Instance, tokens_per_second: float | None) -
         ``tokens_per_second_per_device``, ``predicted_step_seconds``, ``bound_by`` and, where one
         of them is not known, ``mfu_unknown`` with the reason.
     """
+    from axcore.parallel.cost import predict_step  # no run needs it before its end
+
     report: dict[str, Any] = {
         "mfu": {"causal": None, "noncausal": None},
         "tokens_per_second_per_device": None,

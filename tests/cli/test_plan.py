@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import jax
 import pytest
 
 MICRO = (
@@ -12,16 +11,7 @@ MICRO = (
     " --set model.decoder.layer.attention.num_heads=2 --set batch_size=4 --set seq_len=16"
 ).split()
 
-pytestmark = pytest.mark.xdist_group("cli_aot")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    jax.config.update("jax_disable_most_optimizations", True)  # compiles in a third of the time
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AXCORE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = [pytest.mark.xdist_group("cli_aot"), pytest.mark.usefixtures("quick_compiles")]
 
 
 @pytest.fixture
@@ -94,7 +84,7 @@ def test_rows_that_no_mesh_divides_are_not_called_too_large(plan):
 
 def test_a_candidate_that_cannot_be_is_refused_and_the_next_one_is_chosen(plan, monkeypatch):
     from axcore.errors import ShardingError
-    from axcore.train import plan as planning
+    from axcore.train import _plan as planning
 
     def aot(assembled, **rest):
         raise ShardingError("rows do not divide")

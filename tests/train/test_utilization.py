@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from axcore import experiments
+from axcore.parallel import cost
 from axcore.parallel.cost import model_flops
 from axcore.plugins import Instance
-from axcore.train import _utilization
 from axcore.train._utilization import utilization
 
 
@@ -54,7 +54,7 @@ def test_a_layer_that_cannot_be_counted_does_not_fail_a_run(monkeypatch, caplog)
     def broken(*args, **kwargs):
         raise KeyError("a layer of another kind")
 
-    monkeypatch.setattr(_utilization, "predict_step", broken)
+    monkeypatch.setattr(cost, "predict_step", broken)
     report = utilization(experiments.get("tiny-lm"), machine(), 1000.0)
     assert report["mfu_unknown"].startswith("KeyError")
     assert "MFU is not known" in caplog.text

@@ -6,12 +6,7 @@
 - :func:`predict_step`: seconds of a step on an instance, and what bounds it; see ``docs/cost.md``.
 """
 
-from axcore.parallel.cost._memory import (
-    MemoryEstimate,
-    abstract_mesh,
-    kv_cache_bytes,
-    memory_estimate,
-)
+from axcore.parallel.cost._memory import MemoryEstimate, kv_cache_bytes, memory_estimate
 from axcore.parallel.cost._model import model_flops
 from axcore.parallel.cost._model_flops import Flops, FlopTerm, Mfu, ModelFlops, mfu
 from axcore.parallel.cost._pairs import Pairs, count_pairs
@@ -31,7 +26,6 @@ __all__ = [
     "StepModel",
     "StepPrediction",
     "UnknownLoop",
-    "abstract_mesh",
     "count_flops",
     "count_function",
     "count_pairs",

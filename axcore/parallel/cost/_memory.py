@@ -25,7 +25,7 @@ from axcore.layers.roles import BaseHead, BaseKVCache
 from axcore.module import Module, flatten_specs
 from axcore.parallel.cost._activations import StackValues, Value, kept, stack_values
 from axcore.parallel.cost._model import built
-from axcore.parallel.mesh import MeshShape
+from axcore.parallel.mesh import MeshShape, abstract_mesh
 from axcore.parallel.rules import RuleTable, ShardingRules
 from axcore.parallel.sharding import partition_spec
 from axcore.pipelining import PipelineSchedule
@@ -34,7 +34,6 @@ __all__ = [
     "DeviceBytes",
     "MemoryEstimate",
     "Microbatch",
-    "abstract_mesh",
     "kv_cache_bytes",
     "memory_estimate",
 ]
@@ -91,23 +90,6 @@ class MemoryEstimate:
             "total": self.total,
         }
         return fields
-
-
-def abstract_mesh(
-    shape: MeshShape | Mapping[str, int], num_devices: int, num_slices: int = 1
-) -> AbstractMesh:
-    """Returns the mesh of a shape without its devices.
-
-    Args:
-        shape: Sizes of the axes; -1 takes the rest.
-        num_devices: Devices in all.
-        num_slices: Slices they are in.
-
-    Raises:
-        ShardingError: The sizes do not multiply to the number of devices.
-    """
-    sizes = MeshShape.of(shape).sizes(num_devices, num_slices)
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
 
 def memory_estimate(

@@ -23,7 +23,6 @@ from axcore.parallel.cost._memory import (
     DeviceBytes,
     MemoryEstimate,
     Microbatch,
-    abstract_mesh,
     memory_estimate,
 )
 from axcore.parallel.cost._model import built, model_flops
@@ -31,7 +30,7 @@ from axcore.parallel.cost._model_flops import FlopTerm, ModelFlops
 from axcore.parallel.cost._network import Network
 from axcore.parallel.cost._rates import rates_of
 from axcore.parallel.cost._traffic import Pass, Traffic, Transfer
-from axcore.parallel.mesh import MeshShape
+from axcore.parallel.mesh import MeshShape, abstract_mesh
 from axcore.plugins import Instance
 
 __all__ = ["StepModel", "StepPrediction", "predict_step"]

@@ -13,8 +13,8 @@ from models_for_tests import language_model, llama2_7b, trainer
 from axcore.config import apply_modifier
 from axcore.errors import ShardingError
 from axcore.layers import RepeatedTransformer
-from axcore.parallel import SequenceParallelModifier, ShardingRules
-from axcore.parallel.cost import abstract_mesh, kv_cache_bytes, memory_estimate
+from axcore.parallel import SequenceParallelModifier, ShardingRules, abstract_mesh
+from axcore.parallel.cost import kv_cache_bytes, memory_estimate
 from axcore.remat import Remat
 from axcore.train import Trainer
 

@@ -17,10 +17,10 @@ from axcore.config import Config
 from axcore.errors import AotError, AxcoreError, PlanError
 from axcore.parallel import resolve_instance
 from axcore.parallel.cost import StepPrediction, predict_step
-from axcore.parallel.plan import Objective, Plan, Ranked, rule_text, search
+from axcore.parallel.plan import Objective, Plan, Ranked, budget_bytes, rule_text, search
 from axcore.plugins import Instance, host, pattern_matches
 from axcore.quantization import QuantizeModifier
-from axcore.train.aot import aot
+from axcore.train._aot import aot
 from axcore.train.assemble import Assembled
 
 __all__ = ["Compared", "PlanReport", "Verified", "compare", "parse_prices", "plan"]
@@ -233,7 +233,6 @@ def compare(
     assemble_on: Callable[[str], Assembled],
     *,
     prices: Mapping[str, float] | None = None,
-    memory_share: float = 0.92,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Compared, ...]:
     """Compares machines of all known families, each run as its own rule says.
@@ -245,7 +244,6 @@ def compare(
         assemble_on: The experiment with the user's edits on an instance, by name.
         prices: Instance pattern -> US dollars per device and hour; beside those that instances
             state themselves.
-        memory_share: Share of a device's memory that a program may take.
         progress: Told what is going on, a line at a time.
 
     Returns:
@@ -265,7 +263,7 @@ def compare(
         )
     for pattern in sorted(patterns):
         say(f"looking at {pattern}")
-        found += _family(pattern, assemble_on, dict(prices or {}), memory_share)
+        found += _family(pattern, assemble_on, dict(prices or {}))
     for pattern in prices or {}:
         if not any(pattern_matches(pattern, row.instance) for row in found):
             say(f"the price of {pattern} is that of no machine here")
@@ -284,7 +282,6 @@ def _family(
     pattern: str,
     assemble_on: Callable[[str], Assembled],
     prices: Mapping[str, float],
-    memory_share: float,
 ) -> list[Compared]:
     rows: list[Compared] = []
     last: Compared | None = None
@@ -295,7 +292,7 @@ def _family(
         except AxcoreError as error:
             last = Compared(instance.name, instance.num_devices, None, reason=error.message)
             continue
-        limit = memory_share * instance.hbm_bytes
+        limit = budget_bytes(instance)
         if prediction.memory.total > limit:
             needs, has = prediction.memory.total / 2**30, limit / 2**30
             reason = f"needs {needs:.1f} of {has:.1f} GiB on each device"

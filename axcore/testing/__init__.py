@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._backends import BackendConformance as BackendConformance
     from ._decoding import check_cached_decode as check_cached_decode
+    from ._distributions import only_distribution as only_distribution
     from ._distributions import write_distribution as write_distribution
     from ._kernels import KernelCase as KernelCase
     from ._kernels import KernelConformance as KernelConformance
@@ -34,6 +35,7 @@ _PUBLIC = {
     "PluginConformance": "_plugins",
     "QuantizationConformance": "_quantization",
     "check_cached_decode": "_decoding",
+    "only_distribution": "_distributions",
     "write_distribution": "_distributions",
 }
 
@@ -45,6 +47,7 @@ __all__ = [  # noqa: RUF022
     "QuantizationConformance",
     "BackendConformance",
     "check_cached_decode",
+    "only_distribution",
     "write_distribution",
 ]
 

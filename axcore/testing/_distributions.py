@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["write_distribution"]
+from axcore.plugins import PluginHost, find_candidates, reset_host
+
+__all__ = ["only_distribution", "write_distribution"]
 
 
 def write_distribution(
@@ -47,3 +51,24 @@ def write_distribution(
     (info / "entry_points.txt").write_text("\n".join(["[axcore]", *lines]) + "\n")
     (info / "RECORD").write_text(f"{module}.py,,\n")
     return module
+
+
+@contextmanager
+def only_distribution(path: Path, name: str, *folders: Path) -> Iterator[None]:
+    """Runs a block with core and one distribution in a folder as the only plugins.
+
+    Args:
+        path: The folder that :func:`write_distribution` wrote to; it is on ``sys.path`` meanwhile.
+        name: The distribution's name.
+        folders: Further folders with modules that it needs.
+    """
+    added = [str(path), *map(str, folders)]
+    sys.path[:0] = added
+    found = [c for c in find_candidates([str(path)]) if c.distribution == name]
+    former = reset_host(PluginHost(found))
+    try:
+        yield
+    finally:
+        reset_host(former)
+        for folder in added:
+            sys.path.remove(folder)

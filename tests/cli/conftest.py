@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from axcore.cli import main
@@ -88,6 +89,16 @@ def contents() -> Callable[[Path], dict[str, str]]:
         }
 
     return digests
+
+
+@pytest.fixture(scope="module")
+def quick_compiles(tmp_path_factory):
+    """A cache directory of the module's own, and programs that compile in a third of the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AXCORE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

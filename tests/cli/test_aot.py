@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
 MICRO = (
@@ -10,16 +9,7 @@ MICRO = (
     " --set model.decoder.layer.attention.num_heads=2 --set batch_size=2 --set seq_len=16"
 ).split()
 
-pytestmark = pytest.mark.xdist_group("cli_aot")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    jax.config.update("jax_disable_most_optimizations", True)  # compiles in a third of the time
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AXCORE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = [pytest.mark.xdist_group("cli_aot"), pytest.mark.usefixtures("quick_compiles")]
 
 
 @pytest.fixture

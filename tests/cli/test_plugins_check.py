@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from axcore.plugins import PluginHost, find_candidates, reset_host
-from axcore.testing import write_distribution
+from axcore.testing import only_distribution, write_distribution
 
 PLUGIN = """
 from axcore.plugins import KernelSpec, hookimpl
@@ -45,13 +44,9 @@ def acme(tmp_path_factory):
     path = tmp_path_factory.mktemp("site")
     (path / "acme_kernels.py").write_text(KERNELS)
     write_distribution(path, "acme-norms", PLUGIN, requires=["axcore>=0.1"])
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, only_distribution(path, "acme-norms"):
         patch.setenv("PYTHONPATH", str(path))
-        patch.syspath_prepend(str(path))
-        found = [c for c in find_candidates([str(path)]) if c.distribution == "acme-norms"]
-        former = reset_host(PluginHost(found))
         yield
-        reset_host(former)
 
 
 def test_every_test_of_every_suite_has_a_row(acme, cli):

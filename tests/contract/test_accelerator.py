@@ -16,9 +16,13 @@ from axcore import experiments, ops
 from axcore.errors import PluginError
 from axcore.layers import LayerNorm, RMSNorm
 from axcore.parallel import MeshShape, detect, resolve_instance
-from axcore.plugins import PluginHost, find_candidates, reset_host
 from axcore.remat import Remat
-from axcore.testing import BackendConformance, KernelConformance, write_distribution
+from axcore.testing import (
+    BackendConformance,
+    KernelConformance,
+    only_distribution,
+    write_distribution,
+)
 from axcore.train import assemble, read_metrics, train
 
 FOLDER = Path(__file__).parent / "accelerator"
@@ -36,13 +40,8 @@ def installed(tmp_path_factory):
         module="fake_accelerator/__init__",
     )
     jax.config.update("jax_disable_most_optimizations", True)  # compiles in a third of the time
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        patch.syspath_prepend(str(path))
-        found = [c for c in find_candidates([str(path)]) if c.distribution == "fake-accelerator"]
-        former = reset_host(PluginHost(found))
+    with only_distribution(path, "fake-accelerator", FOLDER):
         yield
-        reset_host(former)
     jax.config.update("jax_disable_most_optimizations", False)
     for name in [n for n in sys.modules if n.startswith("fake_accelerator")]:
         del sys.modules[name]

@@ -15,11 +15,10 @@ from axcore.errors import AotError
 from axcore.layers import LayerNorm, RMSNorm
 from axcore.parallel import MemoryUse
 from axcore.parallel.aot import CompileResult, OutOfMemory
-from axcore.plugins import PluginHost, find_candidates, reset_host
-from axcore.testing import write_distribution
+from axcore.testing import only_distribution, write_distribution
 from axcore.train import aot, assemble
 
-AOT = importlib.import_module("axcore.train.aot")  # the package's attribute is the function
+AOT = importlib.import_module("axcore.train._aot")
 
 pytestmark = pytest.mark.xdist_group("aot")
 
@@ -36,13 +35,8 @@ def installed(tmp_path_factory):
         module="fake_chip/__init__",
     )
     jax.config.update("jax_disable_most_optimizations", True)  # compiles in a third of the time
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(path))
-        patch.syspath_prepend(str(Path(__file__).parent / "machines"))
-        found = [c for c in find_candidates([str(path)]) if c.distribution == "fake-chip"]
-        former = reset_host(PluginHost(found))
+    with only_distribution(path, "fake-chip", Path(__file__).parent / "machines"):
         yield
-        reset_host(former)
     jax.config.update("jax_disable_most_optimizations", False)
     for name in [n for n in sys.modules if n.startswith("fake_chip")]:
         del sys.modules[name]

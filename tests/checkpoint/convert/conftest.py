@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from axcore.plugins import PluginHost, find_candidates, reset_host
-from axcore.testing import write_distribution
+from axcore.testing import only_distribution, write_distribution
 
 PLUGIN = """
 from axcore.plugins import NamedSpec, hookimpl
@@ -41,11 +40,8 @@ def _toy_plugin(tmp_path_factory):
     site = tmp_path_factory.mktemp("site")
     write_distribution(site, "toy", PLUGIN, module="toy_plugin")
     (site / "toy_family.py").write_text((Path(__file__).parent / "toy_family.py").read_text())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(site))
-        former = reset_host(PluginHost(find_candidates([str(site)])))
+    with only_distribution(site, "toy"):
         yield
-        reset_host(former)
     for name in ("toy_plugin", "toy_family"):
         sys.modules.pop(name, None)
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from axcore.collection import total_loss
 from axcore.layers import StackedTransformer
 from axcore.module import Module, flatten_specs
 from axcore.train import Trainer
+
+# Test modules of this folder import the settings that stand beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @dataclasses.dataclass(frozen=True)

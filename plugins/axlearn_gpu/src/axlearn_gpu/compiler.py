@@ -44,6 +44,8 @@ class GpuCompiler:
         "buffers of NCCL and the libraries, the CUDA context and fragmentation are a fixed part of "
         f"the memory that is left free ({1 - _FRACTION:.0%}), which assumes that the run sets "
         f"XLA_PYTHON_CLIENT_MEM_FRACTION={_FRACTION} (JAX's own default is 0.75)",
+        "float8 products are compiled as float16 ones where Triton's are switched off: cuBLASLt's "
+        "need the GPU",
         "options that depend on measured bandwidths use the compiler's tables of a GPU's kind",
     )
     stand_ins: Mapping[tuple[str, str], tuple[str, str]] = {

@@ -111,13 +111,20 @@ def explain(args: argparse.Namespace) -> CommandResult:
 def _text(data: Mapping[str, Any]) -> str:
     table: list[Sequence[str]] = [("site", "op", "chosen")]
     notes: list[str] = []
+    absent: dict[str, str] = {}
     for row in data["sites"]:
         below = " (below the acceptable list)" if row["fallback"] else ""
+        below += " (not installed here)" if row["absent"] else ""
         table.append((row["site"] or "(no module)", row["op"], row["chosen"] + below))
         notes += [
             f"{row['site']}: {row['op']}: {r['implementation']} refused: {r['reason']}"
             for r in row["refused"]
         ]
+        if row["absent"]:
+            absent.setdefault(f"{row['op']}.{row['chosen']}", row["absent"])
+    notes += [
+        f"{kernel} cannot run from this installation: {reason}" for kernel, reason in absent.items()
+    ]
     return "\n".join([_aligned(table), *([""] if notes else []), *notes])
 
 

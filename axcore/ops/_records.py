@@ -50,6 +50,8 @@ class KernelChoice:
         call: The call as kernels saw it.
         fallback: Whether ``chosen`` stands below the target's acceptable list.
         stand_in: What is traced in place of ``chosen``, for a compiler that cannot build it.
+        absent: Why ``chosen`` cannot be imported where the program was traced; it can only run
+            where that is installed.
     """
 
     site: str
@@ -59,6 +61,7 @@ class KernelChoice:
     call: OpCall
     fallback: bool = False
     stand_in: str | None = None
+    absent: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of ``axcore kernels explain`` and of ``report.json``."""
@@ -67,6 +70,7 @@ class KernelChoice:
             "op": self.op,
             "chosen": self.chosen,
             "fallback": self.fallback,
+            "absent": self.absent,
             "refused": [
                 {"implementation": r.implementation, "reason": r.reason} for r in self.refused
             ],

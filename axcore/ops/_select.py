@@ -235,11 +235,18 @@ def select(call: OpCall, forced: str | None = None) -> KernelChoice:
     for name in names:
         reason = _refusal(call, name, target)
         stand_in = None if reason is not None else _stand_in(call, name, target, site)
+        absent = None
         if reason is None and stand_in is None:
             reason = _import_refusal(call.op, name, forced)
+        elif reason is None:
+            absent = _import_refusal(call.op, name, None)  # to be told; the stand-in is traced
         if reason is None:
             return _record(
-                KernelChoice(site or "", call.op, name, tuple(refused), call, stand_in=stand_in)
+                KernelChoice(
+                    *(site or "", call.op, name, tuple(refused), call),
+                    stand_in=stand_in,
+                    absent=absent,
+                )
             )
         refused.append(Refusal(name, reason))
     by_default = call.platform == "cpu"

@@ -55,8 +55,9 @@ class QuantizationConformance:
     Attributes:
         recipe: Its registered name.
         options: Fields of the recipe that differ from its defaults.
-        lhs_error: Largest error of quantized activations relative to the largest of their tensor;
-            None is taken from the plan of a :class:`axcore.quantization.QuantizedDot`.
+        lhs_error: Largest error of quantized activations relative to the largest of their tensor.
+            None takes what the product states (``rounding_errors``: a tuple of these three), else
+            what the plan of a :class:`axcore.quantization.QuantizedDot` says.
         rhs_error: The same for weights.
         grad_error: The same for gradients.
 
@@ -252,12 +253,13 @@ class QuantizationConformance:
 
     def _errors(self, layer: Any) -> tuple[float, float, float]:
         dot = layer.copy().instantiate(name="layer").dot
-        plan = dot.plan if isinstance(dot, QuantizedDot) else None
         stated = (self.lhs_error, self.rhs_error, self.grad_error)
-        if plan is None:
+        own: tuple[float, ...] | None = getattr(dot, "rounding_errors", None)
+        if own is None and isinstance(dot, QuantizedDot):
+            own = tuple(operand_error(o) for o in (dot.plan.lhs, dot.plan.rhs, dot.plan.grad))
+        if own is None:
             assert None not in stated, "state lhs_error, rhs_error and grad_error"
             return stated  # pyright: ignore[reportReturnType]
-        own = (operand_error(o) for o in (plan.lhs, plan.rhs, plan.grad))
         errors = tuple(o if s is None else s for s, o in zip(stated, own, strict=True))
         return errors  # pyright: ignore[reportReturnType]
 

@@ -23,6 +23,7 @@ from axcore.parallel.aot import compiler_for
 from axcore.parallel.target import ProgramTarget
 from axcore.plugins import OpCall, host
 from axcore.train import aot, assemble
+from axcore.train.kernels import explain_kernels
 from axlearn_neuron import supports
 from axlearn_neuron.kernels import NKI
 
@@ -117,6 +118,17 @@ def test_the_reference_runs_in_place_of_what_is_absent_only_if_configured():
     assert choice.refused[0].implementation == "nki"
     assert "jax-neuronx" in choice.refused[0].reason
     np.testing.assert_allclose(out, ops.reference("rms_norm")(x), rtol=1e-6)
+
+
+@absent
+def test_explaining_a_program_tells_that_its_kernels_are_not_installed_here():
+    """It says what the machine will run; that this installation cannot is a recorded reason."""
+    cfg = experiments.get("tiny-lm").copy().set(seq_len=512)
+    choices = explain_kernels(assemble(cfg, instance=INSTANCE))
+    told = {c.chosen: c.to_json()["absent"] for c in choices}
+    for part in ("'jax-neuronx'", "vendor's package index", "README.md"):
+        assert part in told["nki_flash"]
+    assert told["xla"] is None  # of the ops that the machine has no kernel for
 
 
 # -- lists and stand-ins --------------------------------------------------------------------------

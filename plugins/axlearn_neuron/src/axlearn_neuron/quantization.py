@@ -111,6 +111,8 @@ class StochasticDot(QuantizedDot):
         """Nothing of its own."""
 
     needs_context = True
+    #: Of operands half a step of bfloat16; of gradients a step of theirs, and one of the result's.
+    rounding_errors = (2.0**-8, 2.0**-8, 2.0**-6)
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -11,7 +12,25 @@ import types
 from pathlib import Path
 from typing import Any
 
-__all__ = ["use_checkout"]
+__all__ = ["use_checkout", "use_wheels"]
+
+
+#: What core imports of packaging.
+_PACKAGING = ("requirements", "specifiers", "utils", "version")
+
+
+def use_wheels(folder: Path) -> list[str]:
+    """Makes pure Python wheels that travelled along importable, where they are missing.
+
+    Args:
+        folder: Holds ``*.whl``; nothing is unpacked.
+
+    Returns:
+        The names of the wheels, which come after all that is installed.
+    """
+    wheels = sorted(folder.glob("*.whl"))
+    sys.path.extend(str(wheel) for wheel in wheels)
+    return [wheel.name for wheel in wheels]
 
 
 def use_checkout(root: Path) -> None:
@@ -40,10 +59,35 @@ def use_checkout(root: Path) -> None:
     sys.path.insert(0, str(metadata))
     if importlib.util.find_spec("importlib_metadata") is None:
         sys.modules["importlib_metadata"] = importlib.metadata
+    if importlib.util.find_spec("packaging") is None:
+        _use_vendored("packaging", ("pip._vendor", "setuptools._vendor"))
     if importlib.util.find_spec("jaxtyping") is None:
         sys.modules["jaxtyping"] = _anything("jaxtyping")
     if importlib.util.find_spec("pytest") is None:
         sys.modules["pytest"] = _little_pytest()
+
+
+def _use_vendored(name: str, owners: tuple[str, ...]) -> None:
+    """Takes a package from the copy that an installer carries.
+
+    Raises:
+        ModuleNotFoundError: None of them has one; says which wheel may travel along.
+    """
+    for owner in owners:
+        try:
+            copies = {
+                part: importlib.import_module(f"{owner}.{name}{part and '.'}{part}")
+                for part in ("", *_PACKAGING)
+            }
+        except ImportError:
+            continue  # this installer is not here, or has none
+        for part, module in copies.items():
+            sys.modules[f"{name}{part and '.'}{part}"] = module
+        return
+    raise ModuleNotFoundError(
+        f"{name} is not installed and no installer carries a copy ({', '.join(owners)}): put its "
+        "wheel into a folder and name it with --wheels"
+    )
 
 
 def _anything(name: str) -> types.ModuleType:

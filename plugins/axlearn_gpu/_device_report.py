@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -23,6 +25,22 @@ class Check:
         self.started = time.perf_counter()
         self.seconds = seconds
         self.report: dict[str, Any] = {"dry_run": dry_run, "not_run": [], "failures": []}
+
+    def watch(self, seconds: float) -> None:
+        """Ends the process with what is reported by then, should a compiler or a kernel hang.
+
+        Args:
+            seconds: When, from the start; the budget is asked between steps, and ends well before.
+        """
+        timer = threading.Timer(max(0.0, seconds - (self.seconds - self.left())), self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        self.not_run("everything after the line before", "the time was over while it ran")
+        self.report["exit_code"] = UNFINISHED
+        self.write()
+        os._exit(UNFINISHED)  # a thread inside a compiler cannot be interrupted
 
     def left(self) -> float:
         """Seconds of the budget that are left."""

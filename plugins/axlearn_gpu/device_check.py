@@ -2,13 +2,15 @@
 
 One unattended run of less than five minutes, compilations included, from a checkout; nothing is
 installed and no network is used. Needs Python 3.11, JAX with CUDA, numpy, optax and pluggy. What is
-absent (jax-triton, tokamax, pytest, jaxtyping) is done without, and named in the report.
+absent (jax-triton, tokamax, grain, pytest, jaxtyping, packaging) is done without, and named in the
+report; wheels that travel along are used with ``--wheels FOLDER``.
 
     python plugins/axlearn_gpu/device_check.py --out report.json
     python plugins/axlearn_gpu/device_check.py --dry-run --out report.json   # on a CPU, tiny
 
 Exit codes: 0 all that could run passed; 4 something failed; 5 time ran out before all was run;
-77 there is no GPU and nothing was run. The report is written after every part.
+77 there is no GPU and nothing was run. The report is written after every kernel and every part;
+what hangs is ended, with the report, before five minutes are over.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _checkout import use_checkout
+from _checkout import use_checkout, use_wheels
 from _device_report import NO_GPU, Check
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("conformance", "speed", "training")
-OPTIONAL = ("jax_triton", "triton", "tokamax", "grain", "pytest", "jaxtyping")
+# Seconds that the last step may take over the budget, before the run is ended: 295 in all.
+_GRACE = 15.0
+OPTIONAL = ("jax_triton", "triton", "tokamax", "grain", "pytest", "jaxtyping", "packaging")
 # The Pallas kernel is interpreted in a dry run.
 KERNELS = (
     ("attention", "cudnn"),
@@ -96,6 +100,7 @@ def _conformance(check: Check, end: float) -> None:
         if op == "attention":
             _one(check, f"{name} half precision", lambda f=function: _half(check, f), counts)
         check.say(f"{name}: {counts}")
+        check.write()
 
 
 def _half(check: Check, function: Callable[..., Any]) -> None:
@@ -417,8 +422,8 @@ def environment(check: Check) -> None:
 
 def _present(name: str) -> bool:
     module = sys.modules.get(name)
-    if module is not None and module.__spec__ is None:
-        return False  # our own replacement
+    if module is not None and (module.__spec__ is None or module.__spec__.name != name):
+        return False  # our own replacement, or an installer's copy
     return importlib.util.find_spec(name) is not None
 
 
@@ -429,11 +434,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=280.0, help="budget of the whole run")
     parser.add_argument("--part", choices=PARTS, action="append", help="only these parts")
     parser.add_argument("--dry-run", action="store_true", help="tiny, on the CPU")
+    parser.add_argument(
+        "--wheels", type=Path, help="folder of pure Python wheels, for what is not installed"
+    )
     arguments = parser.parse_args(argv)
     check = Check(arguments.out, arguments.seconds, arguments.dry_run)
     if arguments.dry_run:
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+    if arguments.wheels is not None:
+        check.report["wheels"] = use_wheels(arguments.wheels)
     use_checkout(ROOT)
     import jax
 
@@ -447,7 +457,9 @@ def main(argv: list[str] | None = None) -> int:
         check.write()
         check.say("no GPU, nothing was run; --dry-run tries the script itself on a CPU")
         return NO_GPU
+    check.watch(arguments.seconds + _GRACE)
     environment(check)
+    check.write()
     # Speed and training keep their share even where the suites compile for long.
     shares = {"conformance": 0.4, "speed": 0.55, "training": 1.0}
     parts = {"conformance": conformance, "speed": speed, "training": training}

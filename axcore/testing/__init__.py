@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ._kernels import KernelConformance as KernelConformance
     from ._layers import LayerConformance as LayerConformance
     from ._plugins import PluginConformance as PluginConformance
+    from ._processes import run_processes as run_processes
     from ._quantization import QuantizationConformance as QuantizationConformance
 
 _PUBLIC = {
@@ -36,6 +37,7 @@ _PUBLIC = {
     "QuantizationConformance": "_quantization",
     "check_cached_decode": "_decoding",
     "only_distribution": "_distributions",
+    "run_processes": "_processes",
     "write_distribution": "_distributions",
 }
 
@@ -49,6 +51,7 @@ __all__ = [  # noqa: RUF022
     "check_cached_decode",
     "only_distribution",
     "write_distribution",
+    "run_processes",
 ]
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,16 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from axcore.checkpoint import OrbaxCheckpointer
+from axcore.testing import run_processes
 
 BODY = """
-import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-rank, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-jax.config.update("jax_num_cpu_devices", 2)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
 from axcore.checkpoint import OrbaxCheckpointer
 
 mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
@@ -34,18 +25,18 @@ def state(step):
     return jax.jit(make, out_shardings={"w": rows, "step": whole})()
 
 ckpt = OrbaxCheckpointer.Config(save_every_n_steps=1, keep_last_n=2).instantiate()
-ckpt.open(directory)
+ckpt.open(args[0])
 assert ckpt.latest_good() is None
 for step in (1, 2, 3):
     ckpt.save(step, state(step), {"position": step})
 assert ckpt.latest_good() == 3
-if rank == 0:
+if process == 0:
     path = next(p for p in ckpt._path(3).glob("arrays/w/*") if p.name != ".zarray")
     path.write_bytes(bytes(path.stat().st_size))
 ckpt.close()
 
 ckpt = OrbaxCheckpointer.Config(save_every_n_steps=1, keep_last_n=2).instantiate()
-ckpt.open(directory)
+ckpt.open(args[0])
 step = ckpt.latest_good()
 assert step == 2, step
 shapes = {
@@ -58,34 +49,12 @@ assert int(arrays["step"]) == 2
 for shard in arrays["w"].addressable_shards:
     np.testing.assert_array_equal(np.asarray(shard.data), (value + 2)[shard.index])
 ckpt.close()
-print("done", rank)
+print(step)
 """
 
 
 def test_two_processes_save_and_one_restores(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", BODY, str(rank), str(port), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for rank, process in enumerate(processes):
-            out, err = process.communicate(timeout=150)
-            assert process.returncode == 0, err
-            assert f"done {rank}" in out
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    assert run_processes(BODY, str(tmp_path), num_processes=2, instance="cpu-4") == [2, 2]
     ckpt = reader(tmp_path)
     assert ckpt.latest_good() == 2
     shapes = {

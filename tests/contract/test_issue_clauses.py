@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -20,6 +16,7 @@ from axcore import Module, current_context, functional, transforms
 from axcore.errors import ModuleError
 from axcore.layers import Attention, CausalLM, Decoder, LearnedPositions, TransformerLayer
 from axcore.layers.roles import SequenceInfo
+from axcore.testing import run_processes
 
 PUBLIC = {
     "axcore": "Config Required REQUIRED Dim scaled config_for partial_for Modifier Module Layer "
@@ -153,14 +150,9 @@ def test_learned_positions_are_looked_up_by_position():
 # -- processes ----------------------------------------------------------------------------------
 
 AGREE = """
-import json, os, signal, sys
-import jax
-from axcore.parallel import prepare_host, resolve_instance
+import json, os, signal
 from axcore.train._signals import GracefulStop
 
-process, port = int(sys.argv[1]), sys.argv[2]
-prepare_host(resolve_instance("cpu-2"), num_processes=2)
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
 answers = []
 with GracefulStop() as stop:
     for step in range(4):
@@ -168,32 +160,12 @@ with GracefulStop() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
         answers.append(stop.agreed())
 print(json.dumps(answers))
-jax.distributed.shutdown()
 """
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(240)
 def test_processes_agree_on_the_step_at_which_a_signal_to_one_stops_all():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", AGREE, str(i), port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=150) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, errors) in zip(started, outputs, strict=True):
-        assert process.returncode == 0, errors
-    other, signalled = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
+    other, signalled = run_processes(AGREE, num_processes=2, instance="cpu-2")
     assert signalled == [None, None, "SIGTERM", "SIGTERM"]
     assert [answer is not None for answer in other] == [False, False, True, True]
 

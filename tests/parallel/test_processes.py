@@ -1,59 +1,34 @@
 """Two real processes share four simulated devices: each feeds its rows of the global batch."""
 
 import json
-import socket
-import subprocess
-import sys
 
 import pytest
 
-PROGRAM = """
-import json, sys
-import jax, numpy as np
-from axcore.parallel import (MeshShape, ShardingRules, batch_sharding, build_mesh,
-    make_global_array, prepare_host, process_rows, resolve_instance, select_devices)
+from axcore.testing import run_processes
 
-process, port = int(sys.argv[1]), sys.argv[2]
-instance = resolve_instance("cpu-4")
-prepare_host(instance, num_processes=2)
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
-devices = select_devices(instance)
+PROGRAM = """
+import json
+import numpy as np
+from axcore.parallel import (MeshShape, ShardingRules, batch_sharding, build_mesh,
+    make_global_array, process_rows, resolve_instance, select_devices)
+
+devices = select_devices(resolve_instance("cpu-4"))
 batch = np.arange(8 * 6).reshape(8, 6)
 found = {}
-for name, sizes in json.loads(sys.argv[3]).items():
+for name, sizes in json.loads(args[0]).items():
     sharding = batch_sharding(build_mesh(MeshShape(**sizes), devices), ShardingRules())
     rows = process_rows(sharding, 8)
     array = make_global_array(batch[list(rows)], sharding, batch.shape)
     right = all((shard.data == batch[shard.index]).all() for shard in array.addressable_shards)
     found[name] = dict(rows=rows, right=bool(right), shards=len(array.addressable_shards))
 print(json.dumps(dict(devices=len(devices), found=found)))
-jax.distributed.shutdown()
 """
 MESHES = {"data": dict(data=4), "fsdp-seq": dict(fsdp=2, seq=2), "seq": dict(seq=2, model=2)}
 
 
 @pytest.fixture(scope="module")
 def processes():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(i), port, json.dumps(MESHES)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    try:
-        outputs = [p.communicate(timeout=120) for p in started]
-    finally:
-        for p in started:
-            p.kill()
-    for p, (_, errors) in zip(started, outputs, strict=True):
-        assert p.returncode == 0, errors
-    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    return run_processes(PROGRAM, json.dumps(MESHES), num_processes=2, instance="cpu-4")
 
 
 def test_both_see_all_devices(processes):

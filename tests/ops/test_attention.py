@@ -371,6 +371,24 @@ def test_compiled_memory_grows_with_the_chunk_and_not_with_the_square():
     assert memory.temp_size_in_bytes < square_bytes / 2
 
 
+def test_at_32k_tokens_all_of_the_contract_needs_a_twentieth_of_the_square():
+    """Window, packed documents, groups of heads, soft cap, sinks and a traced scale, backward."""
+    t, heads = 32768, 2
+    q = jax.ShapeDtypeStruct((1, t, heads, 8), jnp.float32)
+    k = jax.ShapeDtypeStruct((1, t, 1, 8), jnp.float32)
+    ids, sinks = jax.ShapeDtypeStruct((1, t), jnp.int32), jax.ShapeDtypeStruct((heads,), "float32")
+    mask = Causal() & SlidingWindow(left=4096) & SegmentIds()
+
+    def loss(q, k, v, ids, sinks, scale):
+        options = {"logit_scale": scale, "logit_cap": 30.0, "sinks": sinks, "q_segment_ids": ids}
+        return jnp.sum(ops.attention(q, k, v, mask=mask, **options))
+
+    step = jax.jit(jax.grad(loss, (0, 1, 2, 4, 5)))
+    memory = step.lower(q, k, k, ids, sinks, 0.3).compile().memory_analysis()
+    # A chunk of 512 queries has a 64th of the logits, of which the backward pass holds two copies.
+    assert memory.temp_size_in_bytes < 4 * heads * t * t / 20
+
+
 def test_causal_blocks_skip_what_lies_above_the_diagonal():
     args = [jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.float32)] * 3
 

@@ -67,6 +67,21 @@ def test_a_run_without_the_recipe_drops_its_state_and_says_so(delayed, tmp_path)
     assert not histories(load_model(tmp_path / "run").state)
 
 
+def test_a_run_with_another_recipe_says_what_was_dropped_and_what_starts_anew(delayed, tmp_path):
+    """From delayed scaling to int8, which keeps nothing, and back."""
+
+    def go_on(name, recipe_name, source):
+        cfg = apply_modifier(experiment(), QuantizeModifier.Config(recipe=recipe_name))
+        result = train(cfg, out=tmp_path / name, instance=resolve_instance("cpu"), init_from=source)
+        return result.report["init_from"]
+
+    there = go_on("int8", "int8", delayed)
+    assert len(there["dropped"]) == 12 and not there["initialized"]
+    assert all(is_recipe_state(path) for path in there["dropped"])
+    back = go_on("again", "fp8-delayed", tmp_path / "int8")
+    assert sorted(back["initialized"]) == sorted(there["dropped"]) and not back["dropped"]
+
+
 def test_a_quantized_directory_generates_and_does_not_pass_for_a_plain_one(delayed, tmp_path):
     out = tmp_path / "served"
     report = quantize_directory(delayed, [recipe("int8-weights"), recipe("int8-kv")], out)

@@ -1,13 +1,17 @@
-"""Reading a model directory: what ``train`` and ``convert`` write."""
+"""Reading and writing a model directory: what ``train`` and ``convert`` write."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from axcore.checkpoint import OrbaxCheckpointer, new_directory
 from axcore.config import Config, author
 from axcore.data import BaseTokenizer, load_tokenizer
 from axcore.errors import CheckpointError
@@ -15,7 +19,9 @@ from axcore.inference._unrolled import unroll_layers
 from axcore.module import Module
 from axcore.plugins import host
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "tree_bytes", "write_model"]
+
+_STEP = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,3 +109,44 @@ def load_model(
         specs = trainer.model.parameter_specs()
         state = trainer.learner.ema_params(arrays["learner"], state, specs)
     return LoadedModel(cfg, trainer, trainer.model, state, found, run.tokenizer, tuple(packages))
+
+
+def write_model(
+    out: str | Path,
+    cfg: Config,
+    state: Any,
+    *,
+    like: LoadedModel,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Writes a model directory, whole or not at all; its checkpoint is that of step 0.
+
+    Args:
+        out: The directory to make.
+        cfg: The ``Trainer.Config`` that ``config.txt`` is to hold.
+        state: Parameters and state of its model.
+        like: The model that it was made of, whose tokenizer it keeps.
+        records: What to say about its making, as JSON files by name.
+
+    Raises:
+        CheckpointError: ``out`` exists or cannot be written (AX618), or the disk is full (AX602).
+    """
+    with new_directory(Path(out), size_bytes=tree_bytes(state)) as partial:
+        (partial / "config.txt").write_text(cfg.to_text(), encoding="utf-8")
+        for name, record in (records or {}).items():
+            (partial / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if like.tokenizer_dir.exists():
+            like.tokenizer.save(partial / "tokenizer")
+        checkpointer = OrbaxCheckpointer.Config(save_every_n_steps=1, async_=False).instantiate()
+        checkpointer.open(partial / "checkpoints")
+        try:
+            checkpointer.save(_STEP, {"model": state}, {"config": cfg.to_text()})
+        finally:
+            checkpointer.close()
+
+
+def tree_bytes(tree: Any) -> int:
+    """Returns the bytes of all arrays; of int4 as packed."""
+    return sum(
+        -(-x.size // 2) if x.dtype == jax.numpy.int4 else x.nbytes for x in jax.tree.leaves(tree)
+    )

@@ -7,7 +7,6 @@ The result is a model directory like any other, whose config names the quantized
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axcore.checkpoint import OrbaxCheckpointer, stack_form
-from axcore.checkpoint.convert._place import check_new, new_directory
+from axcore.checkpoint import check_new, stack_form
 from axcore.config import Config, apply_modifier
-from axcore.context import functional
 from axcore.errors import CheckpointError
-from axcore.inference._model_dir import LoadedModel, load_model
+from axcore.inference._comparison import compare_logits
+from axcore.inference._model_dir import LoadedModel, load_model, tree_bytes, write_model
 from axcore.module import Module
 from axcore.quantization import Site, StoredDot, calibrate, find_sites, quantize_weight
 
 __all__ = ["QUANTIZATION_RECORD", "quantize_directory", "quantize_state", "text_batches"]
 
 QUANTIZATION_RECORD = "quantization.json"
-_STEP = 0
-_PROBE_TOKENS = 64
 _CALIBRATION_BATCH = 4
 _CALIBRATION_LEN = 128
 
@@ -98,24 +94,16 @@ def quantize_directory(
     record = {
         "products": sum(isinstance(s.module, StoredDot) for s in find_sites(model).values()),
         "recipes": [recipe.to_text() for recipe in recipes],
-        "bytes_before": _size(loaded.state),
-        "bytes_after": _size(state),
+        "bytes_before": tree_bytes(loaded.state),
+        "bytes_after": tree_bytes(state),
         "dropped": dropped,
         "calibrated": len(amax),
-        **_compare(loaded, model, state, batches),
+        **compare_logits(
+            (loaded.model, loaded.state), (model, state), batches[0] if batches else None
+        ),
         "step": loaded.step,
     }
-    with new_directory(out, size_bytes=record["bytes_after"]) as partial:
-        (partial / "config.txt").write_text(cfg.to_text(), encoding="utf-8")
-        (partial / QUANTIZATION_RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        if loaded.tokenizer_dir.exists():
-            loaded.tokenizer.save(partial / "tokenizer")
-        checkpointer = OrbaxCheckpointer.Config(save_every_n_steps=1, async_=False).instantiate()
-        checkpointer.open(partial / "checkpoints")
-        try:
-            checkpointer.save(_STEP, {"model": state}, {"config": cfg.to_text()})
-        finally:
-            checkpointer.close()
+    write_model(out, cfg, state, like=loaded, records={QUANTIZATION_RECORD: record})
     return {**record, "out": str(out)}
 
 
@@ -197,35 +185,3 @@ def text_batches(loaded: LoadedModel, path: str | Path, num: int) -> Iterator[ja
 
 def _is_static(site: Site) -> bool:
     return isinstance(site.module, StoredDot) and site.module.cfg.static
-
-
-def _size(tree: Any) -> int:
-    """Bytes of all arrays; of int4 as packed."""
-    return sum(-(-x.size // 2) if x.dtype == jnp.int4 else x.nbytes for x in jax.tree.leaves(tree))
-
-
-def _compare(
-    loaded: LoadedModel, model: Module, state: Any, batches: list[jax.Array] | None
-) -> dict[str, Any]:
-    """Returns how far logits move, and how often the likeliest next token stays."""
-    size = getattr(getattr(model, "cfg", None), "vocab_size", None)
-    if not isinstance(size, int) or not callable(getattr(model, "logits", None)):
-        return {"max_abs_logit_difference": None, "next_token_agreement": None}
-    if batches:
-        ids = batches[0]
-    else:
-        limit = getattr(loaded.model.cfg, "max_seq_len", None) or _PROBE_TOKENS
-        ids = jnp.arange(min(_PROBE_TOKENS, limit), dtype=jnp.int32)[None] * 7919 % size
-
-    def logits(module: Any, state: Any) -> jax.Array:
-        return functional(module, state=state, inputs=(ids,), is_training=False, method="logits")[0]
-
-    before, after = (
-        np.asarray(jax.jit(lambda s, m=module: logits(m, s))(state), np.float32)
-        for module, state in ((loaded.model, loaded.state), (model, state))
-    )
-    agreement = np.mean(before.argmax(-1) == after.argmax(-1))
-    return {
-        "max_abs_logit_difference": float(np.max(np.abs(before - after))),
-        "next_token_agreement": float(agreement),
-    }

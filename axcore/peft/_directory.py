@@ -21,12 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axcore.checkpoint import OrbaxCheckpointer, stack_form
-from axcore.checkpoint.convert._place import check_new, new_directory
+from axcore.checkpoint import check_new, new_directory, stack_form
 from axcore.config import Config
-from axcore.context import functional
 from axcore.errors import CheckpointError, ConfigError
-from axcore.inference import LoadedModel, load_model
+from axcore.inference import LoadedModel, compare_logits, load_model, write_model
 from axcore.layers import PipelinedTransformer, RepeatedTransformer, StackedTransformer
 from axcore.layers.lora import LowRankAdapter
 from axcore.peft._attach import attach, linear_paths
@@ -40,9 +38,7 @@ _log = logging.getLogger("axcore.peft")
 _FORMAT = "axcore-adapter"
 _VERSION = 1
 _RECORD, _ARRAYS = "adapter.json", "adapter.npz"
-_STEP = 0
 _ZIP_OVERHEAD = 4096  # the header of one array in the archive
-_PROBE_TOKENS = 16
 
 
 def merge_adapter(
@@ -73,11 +69,11 @@ def merge_adapter(
     cfg = plain_config(loaded.cfg)
     plain = cfg.instantiate(name="trainer").model
     state = merge_state(loaded.model, loaded.state, plain)
-    difference = _logit_difference((loaded.model, loaded.state), (plain, state))
-    _write_model(out, cfg, state, loaded)
+    compared = compare_logits((loaded.model, loaded.state), (plain, state))
+    write_model(out, cfg, state, like=loaded)
     return {
         "adapters": len(_adapters(loaded)),
-        "max_abs_logit_difference": difference,
+        "max_abs_logit_difference": compared["max_abs_logit_difference"],
         "step": loaded.step,
         "out": str(out),
     }
@@ -201,7 +197,7 @@ def attach_adapter(
             where=str(adapter),
             hint="name the base they were trained on, or allow another with --allow-other-base",
         )
-    _write_model(out, cfg, restacked, loaded)
+    write_model(out, cfg, restacked, like=loaded)
     return {
         "adapters": len(kinds),
         "tensors": len(arrays),
@@ -226,20 +222,7 @@ def _with_adapters(cfg: Any, kinds: Mapping[str, LowRankAdapter.Config]) -> Any:
     return scanned
 
 
-# -- writing -------------------------------------------------------------------------------
-
-
-def _write_model(out: Path, cfg: Config, state: Any, loaded: LoadedModel) -> None:
-    size = sum(x.nbytes for x in jax.tree.leaves(state))
-    with new_directory(out, size_bytes=size) as partial:
-        (partial / "config.txt").write_text(cfg.to_text(), encoding="utf-8")
-        loaded.tokenizer.save(partial / "tokenizer")
-        checkpointer = OrbaxCheckpointer.Config(save_every_n_steps=1, async_=False).instantiate()
-        checkpointer.open(partial / "checkpoints")
-        try:
-            checkpointer.save(_STEP, {"model": state}, {"config": cfg.to_text()})
-        finally:
-            checkpointer.close()
+# -- what there is ---------------------------------------------------------------------------
 
 
 def _adapters(loaded: LoadedModel) -> dict[str, str]:
@@ -361,24 +344,3 @@ def _like(state: Mapping[str, Any], target: Any, adapter: Path) -> Any:
         raise _another_model(adapter, f"they differ in {path!r}")
     made = [jnp.asarray(stack_form.assemble(found.recipes[path], state)) for path in wanted]
     return jax.tree.unflatten(jax.tree.structure(target), made)
-
-
-# -- evidence ------------------------------------------------------------------------------
-
-
-def _logit_difference(adapted: tuple[Any, Any], plain: tuple[Any, Any]) -> float | None:
-    """Returns the largest difference of logits on a fixed sequence, computed in float32."""
-    model, _ = adapted
-    size = getattr(getattr(model, "cfg", None), "vocab_size", None)
-    if not isinstance(size, int) or not callable(getattr(model, "logits", None)):
-        return None
-    length = min(_PROBE_TOKENS, getattr(model.cfg, "max_seq_len", None) or _PROBE_TOKENS)
-    ids = jnp.arange(length, dtype=jnp.int32)[None] * 7919 % size
-
-    def logits(module: Any, state: Any) -> jax.Array:
-        return functional(module, state=state, inputs=(ids,), is_training=False, method="logits")[0]
-
-    one, other = (
-        jax.jit(lambda s, m=module: logits(m, s))(state) for module, state in (adapted, plain)
-    )
-    return float(jnp.max(jnp.abs(one.astype(jnp.float32) - other.astype(jnp.float32))))

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from axcore.train import optimizers, schedules
-from axcore.train.assemble import Assembled, assemble
+from axcore.train.assemble import Assembled, assemble, parse_modifier
 from axcore.train.callbacks import BaseCallback
 from axcore.train.evaler import BaseEvaler, Evaler
 from axcore.train.learner import Learner, LearnerState
@@ -55,6 +55,7 @@ __all__ = [
     "assemble",
     "compare",
     "optimizers",
+    "parse_modifier",
     "parse_prices",
     "plan",
     "read_metrics",

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 
 import axcore
+from axcore.checkpoint import check_new, new_directory
 from axcore.checkpoint._stream import CheckpointWriter
 from axcore.checkpoint.convert._evidence import compare
 from axcore.checkpoint.convert._family import Settings, family_of
 from axcore.checkpoint.convert._model import Parameter, check_count, initial_value, parameters
 from axcore.checkpoint.convert._open import open_source
-from axcore.checkpoint.convert._place import check_new, new_directory
 from axcore.checkpoint.convert._report import ConversionReport, MappedTensor, plain
 from axcore.checkpoint.convert._rules import (
     Application,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from axcore.checkpoint import check_new, new_directory
 from axcore.checkpoint._stream import cast
 from axcore.checkpoint.convert._engine import Progress
 from axcore.checkpoint.convert._evidence import compare
 from axcore.checkpoint.convert._family import ModelFamily, load_family
 from axcore.checkpoint.convert._huggingface import SafetensorsSource
 from axcore.checkpoint.convert._model import Parameter, SavedModel, parameters
-from axcore.checkpoint.convert._place import check_new, new_directory
 from axcore.checkpoint.convert._report import ConversionReport, MappedTensor, plain
 from axcore.checkpoint.convert._rules import Application, applications
 from axcore.checkpoint.convert._safetensors import header_bytes

@@ -11,7 +11,7 @@ from axcore._files import locked, sync_directory
 from axcore.checkpoint import _failure
 from axcore.errors import CheckpointError
 
-__all__ = ["new_directory"]
+__all__ = ["check_new", "new_directory"]
 
 _LOCK = ".lock"
 

@@ -2,8 +2,8 @@
 
 XLA's CPU backend computes ``ragged_dot`` as a product with all E matrices: E times the work and the
 memory. Here rows are cut into tiles that belong to one group each, and a loop multiplies each tile
-with the matrix of its group: at most ``M + E t`` rows for tiles of t rows. The loop ends with the
-last tile that has rows, so what is computed follows the sizes at hand.
+with the matrix of its group: at most ``M + E t`` rows for tiles of t rows. Tiles that the sizes at
+hand do not need are skipped: in a loop of fixed length, so that its cost can be counted.
 
 Shape legend: m rows, k and n sides of a matrix, e groups, t rows of a tile.
 """
@@ -11,6 +11,7 @@ Shape legend: m rows, k and n sides of a matrix, e groups, t rows of a tile.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ class _Tiles(NamedTuple):
     starts: jax.Array  # first row
     stops: jax.Array  # end of the group's rows
     groups: jax.Array
+    is_needed: jax.Array
 
 
 def blocked_grouped_matmul(
@@ -57,8 +59,7 @@ def _tile_rows(num_rows: int, num_groups: int) -> int:
     return min(max(1 << (share - 1).bit_length(), _MIN_TILE), _MAX_TILE)
 
 
-def _tiles(num_rows: int, group_sizes: jax.Array, tile: int) -> tuple[_Tiles, jax.Array]:
-    """Returns where tiles lie, and how many are needed."""
+def _tiles(num_rows: int, group_sizes: jax.Array, tile: int) -> _Tiles:
     ends = jnp.cumsum(group_sizes)
     counts = -(-group_sizes // tile)
     last_tiles = jnp.cumsum(counts)
@@ -67,7 +68,18 @@ def _tiles(num_rows: int, group_sizes: jax.Array, tile: int) -> tuple[_Tiles, ja
     groups = jnp.minimum(groups, group_sizes.shape[0] - 1)
     within = number - (last_tiles - counts)[groups]
     starts = (ends - group_sizes)[groups] + within * tile
-    return _Tiles(starts, ends[groups], groups), last_tiles[-1]
+    return _Tiles(starts, ends[groups], groups, number < last_tiles[-1])
+
+
+def _for_each(
+    tiles: _Tiles, multiply: Callable[[_Tiles, jax.Array], jax.Array], out: jax.Array
+) -> jax.Array:
+    """Applies ``multiply`` to all tiles that are needed, one after another."""
+
+    def step(out: jax.Array, at: _Tiles) -> tuple[jax.Array, None]:
+        return lax.cond(at.is_needed, multiply, lambda _, out: out, at, out), None
+
+    return lax.scan(step, out, tiles)[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -76,22 +88,28 @@ def _product(sums: str, rows: jax.Array, weights: jax.Array, group_sizes: jax.Ar
 
 
 def _forward(
-    sums: str, rows_mk: jax.Array, weights_ekn: jax.Array, group_sizes: jax.Array
+    sums: str,
+    rows_mk: jax.Array,
+    weights: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    contracted: int = 1,
 ) -> jax.Array:
-    m, n = rows_mk.shape[0], weights_ekn.shape[2]
-    tile = _tile_rows(m, weights_ekn.shape[0])
-    tiles, num_tiles = _tiles(m, group_sizes, tile)
+    """(m, n); ``contracted`` is the dim of the weights (e, k, n) or (e, n, k) that rows have."""
+    m, n = rows_mk.shape[0], weights.shape[3 - contracted]
+    tile = _tile_rows(m, weights.shape[0])
+    tiles = _tiles(m, group_sizes, tile)
     rows_mk = jnp.pad(rows_mk, ((0, tile), (0, 0)))
 
-    def step(number: jax.Array, out_mn: jax.Array) -> jax.Array:
-        at = _Tiles(*(array[number] for array in tiles))
+    def multiply(at: _Tiles, out_mn: jax.Array) -> jax.Array:
         rows_tk = lax.dynamic_slice_in_dim(rows_mk, at.starts, tile)
-        weight_kn = lax.dynamic_index_in_dim(weights_ekn, at.groups, keepdims=False)
-        out_tn = jnp.matmul(rows_tk, weight_kn, preferred_element_type=jnp.dtype(sums))
+        weight = lax.dynamic_index_in_dim(weights, at.groups, keepdims=False)
+        dims = (((1,), (contracted - 1,)), ((), ()))
+        out_tn = lax.dot_general(rows_tk, weight, dims, preferred_element_type=jnp.dtype(sums))
         # Rows past the group's end are written again by the tiles of the next groups.
         return lax.dynamic_update_slice_in_dim(out_mn, out_tn, at.starts, 0)
 
-    out_mn = lax.fori_loop(0, num_tiles, step, jnp.zeros((m + tile, n), sums))
+    out_mn = _for_each(tiles, multiply, jnp.zeros((m + tile, n), sums))
     in_a_group = jnp.arange(m) < jnp.sum(group_sizes)
     return jnp.where(in_a_group[:, None], out_mn[:m], 0)
 
@@ -105,12 +123,11 @@ def _weight_gradient(
     """(e, k, n): of each group, its rows transposed times its gradients."""
     m, e = rows_mk.shape[0], group_sizes.shape[0]
     tile = _tile_rows(m, e)
-    tiles, num_tiles = _tiles(m, group_sizes, tile)
+    tiles = _tiles(m, group_sizes, tile)
     rows_mk = jnp.pad(rows_mk, ((0, tile), (0, 0)))
     grads_mn = jnp.pad(grads_mn, ((0, tile), (0, 0)))
 
-    def step(number: jax.Array, out_ekn: jax.Array) -> jax.Array:
-        at = _Tiles(*(array[number] for array in tiles))
+    def multiply(at: _Tiles, out_ekn: jax.Array) -> jax.Array:
         rows_tk = lax.dynamic_slice_in_dim(rows_mk, at.starts, tile)
         grads_tn = lax.dynamic_slice_in_dim(grads_mn, at.starts, tile)
         mine = at.starts + jnp.arange(tile) < at.stops
@@ -120,7 +137,7 @@ def _weight_gradient(
         return lax.dynamic_update_index_in_dim(out_ekn, old_kn + product_kn, at.groups, 0)
 
     shape = (e, rows_mk.shape[1], grads_mn.shape[1])
-    return lax.fori_loop(0, num_tiles, step, jnp.zeros(shape, sums))
+    return _for_each(tiles, multiply, jnp.zeros(shape, sums))
 
 
 def _save(
@@ -133,7 +150,7 @@ def _backward(
     sums: str, saved: tuple[jax.Array, jax.Array, jax.Array], grads: jax.Array
 ) -> tuple[jax.Array, jax.Array, np.ndarray]:
     rows, weights, group_sizes = saved
-    d_rows = _forward(sums, grads, jnp.swapaxes(weights, 1, 2), group_sizes)
+    d_rows = _forward(sums, grads, weights, group_sizes, contracted=2)
     d_weights = _weight_gradient(sums, rows, grads, group_sizes)
     zero = np.zeros(group_sizes.shape, jax.dtypes.float0)
     return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), zero

@@ -137,3 +137,22 @@ def test_the_rule_of_a_machine_is_predicted_without_it():
     found = predict_step(built.cfg, built.instance)
     assert found.memory.num_devices == 256
     assert any("offloaded" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_predicted_steps_of_recipes_are_those_that_the_page_shows():
+    """`python benchmarks/quantization.py --predict fuji-7B-v2` makes the table."""
+    path = ROOT / "benchmarks" / "quantization.py"
+    spec = importlib.util.spec_from_file_location("quantization_benchmark", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    header, *rows = (
+        row for row in module.prediction_table("fuji-7B-v2").splitlines() if row.startswith("| ")
+    )
+    page = (ROOT / "docs" / "quantization.md").read_text()
+    assert header in page and len(rows) == len(module.MACHINES)
+    for row in rows:
+        assert row in page, row
+        faster = float(row.split("|")[5].strip(" x"))
+        assert 1.2 < faster < 2.0, row  # products are the most of a step, and twice as fast

@@ -10,8 +10,8 @@ of the full width, since the weights of two are made to sum to 1: one expert's w
 probability, about 1/8 at first, so the layer would start an eighth as strong as the dense one, and
 a short run would measure that.
 
-``auxiliary`` balances loads by the load-balance loss, ``loss_free`` by a bias of the choice and no
-such loss. For a seed all three see the same batches. ``--record`` keeps finished runs, so that the
+``auxiliary`` balances loads by the load-balance loss at its usual weight of 0.01, ``auxiliary_x10``
+at ten times that, ``loss_free`` by a bias of the choice and no such loss. For a seed all see the same batches. ``--record`` keeps finished runs, so that the
 script goes on where it was interrupted; ``--out`` gets a picture of the loads (extra ``plots``).
 """
 
@@ -38,7 +38,9 @@ from axcore.train import Evaler, Trainer
 from axcore.train.evaler import combine
 from axlearn_moe import LoadBalanceLoss, MoE, RouterZLoss, TopKRouter
 
-VARIANTS = ("dense", "auxiliary", "loss_free")
+# Weights of the load-balance loss.
+AUXILIARY = {"auxiliary": 0.01, "auxiliary_x10": 0.1}
+VARIANTS = ("dense", *AUXILIARY, "loss_free")
 NUM_EXPERTS, TOP_K = 8, 2
 WINDOW = 10  # steps whose loads are recorded together
 _OUTSIDE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
@@ -79,8 +81,8 @@ def config_of(variant: str, seed: int, size: Size) -> Trainer.Config:
         return cfg
     moe = MoE.Config(num_experts=NUM_EXPERTS, top_k=TOP_K, hidden_dim=4 * size.dim // TOP_K)
     moe.losses = (RouterZLoss(),)
-    if variant == "auxiliary":
-        moe.losses += (LoadBalanceLoss(),)
+    if variant in AUXILIARY:
+        moe.losses += (LoadBalanceLoss(weight=AUXILIARY[variant]),)
     else:
         moe.router = TopKRouter.Config(choice_bias=True)
     cfg.model.decoder.layer.feed_forward = moe

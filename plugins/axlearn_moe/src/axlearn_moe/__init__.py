@@ -38,6 +38,9 @@ _PUBLIC = {
     "SequenceBalanceLoss": "axlearn_moe._balance",
     "RouterZLoss": "axlearn_moe._balance",
     "Routing": "axlearn_moe._routing",
+    "Upcycled": "axlearn_moe._upcycling",
+    "upcycle_directory": "axlearn_moe._upcycling",
+    "upcycle_state": "axlearn_moe._upcycling",
 }
 
 __all__ = [
@@ -59,7 +62,10 @@ __all__ = [
     "SequenceBalanceLoss",
     "Top2RandomRouter",
     "TopKRouter",
+    "Upcycled",
     "__version__",
+    "upcycle_directory",
+    "upcycle_state",
 ]
 
 if TYPE_CHECKING:
@@ -81,6 +87,9 @@ if TYPE_CHECKING:
     from axlearn_moe._routers import BaseRouter as BaseRouter
     from axlearn_moe._routers import TopKRouter as TopKRouter
     from axlearn_moe._routing import Routing as Routing
+    from axlearn_moe._upcycling import Upcycled as Upcycled
+    from axlearn_moe._upcycling import upcycle_directory as upcycle_directory
+    from axlearn_moe._upcycling import upcycle_state as upcycle_state
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What axlearn-moe contributes to axcore: the layer ``MoE`` and the modifier that places it."""
+"""What axlearn-moe contributes to axcore: a layer, a modifier that places it, a command."""
 
 from __future__ import annotations
 
@@ -28,5 +28,16 @@ def axcore_modifiers() -> Iterable[NamedSpec]:
             "axlearn-moe:moe",
             "axlearn_moe:MoEModifier",
             description="replaces feed-forward layers by mixtures of experts",
+        ),
+    )
+
+
+@hookimpl
+def axcore_commands() -> Iterable[NamedSpec]:
+    return (
+        NamedSpec(
+            "upcycle",
+            "axlearn_moe._upcycle_command:add_parser",
+            description="makes a mixture of experts of a trained dense model",
         ),
     )

@@ -11,8 +11,9 @@ probability, about 1/8 at first, so the layer would start an eighth as strong as
 a short run would measure that.
 
 ``auxiliary`` balances loads by the load-balance loss at its usual weight of 0.01, ``auxiliary_x10``
-at ten times that, ``loss_free`` by a bias of the choice and no such loss. For a seed all see the same batches. ``--record`` keeps finished runs, so that the
-script goes on where it was interrupted; ``--out`` gets a picture of the loads (extra ``plots``).
+at ten times that, ``loss_free`` by a bias of the choice and no such loss. For a seed all see the
+same batches. ``--record`` keeps finished runs, so that the script goes on where it was interrupted;
+``--out`` gets a picture of the loads (extra ``plots``).
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@ Compiling for GPUs that are not here: ``test_kernels_aot.py``; Triton kernels: `
 import functools
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from axcore import experiments
+from axcore.errors import OpError
 from axcore.ops import Causal, Full, PrefixLM, SegmentIds, SlidingWindow, TracedWindow
 from axcore.ops.references import few_logits
 from axcore.parallel import resolve_instance
@@ -23,6 +25,7 @@ from axlearn_gpu import supports
 from axlearn_gpu._capability import CAPABILITIES, capability_of
 from axlearn_gpu._gpus import GPUS
 from axlearn_gpu.pallas_attention import attention_pallas
+from axlearn_gpu.tokamax_attention import attention_tokamax
 
 
 def segments(*rows):
@@ -114,6 +117,15 @@ def test_pallas_takes_what_cudnn_does_not():
     packed = call(mask=Causal() & SegmentIds(), options={"logit_cap": 30.0}, dtype="float32")
     assert supports.pallas_triton(packed) is None
     assert "up to 256" in supports.pallas_triton(call(shapes={n: (1, 8, 2, 576) for n in "qkv"}))
+
+
+def test_tokamax_is_refused_where_it_would_choose_another_kernel(monkeypatch):
+    """It looks at the device of the process: traced from a CPU it would take the one for TPU."""
+    monkeypatch.setitem(sys.modules, "tokamax", types.ModuleType("tokamax"))
+    x = jnp.zeros((1, 128, 2, 64), jnp.bfloat16)
+    with pytest.raises(OpError, match="device of this process, 'cpu'") as error:
+        attention_tokamax(x, x, x, mask=Causal(), logit_scale=1.0)
+    assert error.value.code == "AX418"
 
 
 def test_tokamax_says_why_not():

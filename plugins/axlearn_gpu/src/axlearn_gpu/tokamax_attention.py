@@ -12,7 +12,9 @@ References:
 from __future__ import annotations
 
 import jax
+from jax.extend.backend import get_default_device
 
+from axcore.errors import OpError
 from axcore.ops.masks import Mask
 from axlearn_gpu.supports import structure
 
@@ -42,10 +44,21 @@ def attention_tokamax(
 
     Returns:
         (B, T, N, V) in q's dtype.
+
+    Raises:
+        OpError: The device of this process, by which tokamax chooses, is no GPU (AX418).
     """
     import tokamax  # pyright: ignore[reportMissingImports]
 
     del unused
+    kind = get_default_device().device_kind
+    if "NVIDIA" not in kind:  # its test, after which "mosaic" means the kernel for TPU
+        raise OpError(
+            f"tokamax chooses a kernel by the device of this process, {kind!r}, not by the target",
+            code="AX418",
+            where="attention.tokamax_mosaic",
+            hint="run it on the GPU, or trace inside jax.default_device(...) of one",
+        )
     seen = structure(mask)
     far = max(q.shape[1], k.shape[1])
     window = None

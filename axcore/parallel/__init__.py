@@ -14,7 +14,7 @@ from axcore.parallel.compiling import (
     compile_step,
     lower_step,
 )
-from axcore.parallel.fit import RematChoice, fully_sharded
+from axcore.parallel.fit import RematChoice, experts_sharded, fully_sharded
 from axcore.parallel.instance_rules import (
     AppliedOption,
     AppliedRule,
@@ -101,6 +101,7 @@ __all__ = [
     "compile_step",
     "compute_traits",
     "detect",
+    "experts_sharded",
     "fully_sharded",
     "lower_step",
     "make_global_array",

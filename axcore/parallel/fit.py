@@ -22,7 +22,7 @@ from axcore.parallel.traits import Traits
 from axcore.plugins import Instance
 from axcore.remat import Remat
 
-__all__ = ["RematChoice", "fully_sharded"]
+__all__ = ["RematChoice", "experts_sharded", "fully_sharded"]
 
 # Of the memory that parameters leave, what saved activations may take: the rest is for gathered
 # weights, the tensors of the layer at work and the logits.
@@ -30,6 +30,19 @@ _ACTIVATION_SHARE = 0.6
 # Bytes of parameters, gradients and optimizer state for each byte of parameters: AdamW keeps two
 # moments in the parameters' dtype.
 _STATE_FACTOR = 4
+# Layers of experts that are whole on a device at a time: the one at work, the next one, and the
+# gradient of the former; and the share of the memory that they may take.
+_GATHERED_LAYERS = 3
+_GATHERED_SHARE = 1 / 3
+# Copies of what each expert gets that are alive in a layer's backward pass: sent, received, sorted,
+# made, and the gradients of the last two. Exchanged buffers have room for all that peers may send.
+_ASSIGNED_COPIES = 6
+# With microbatches gradients are summed in float32 beside those of one.
+_STATE_FACTOR_WITH_SUM = 5
+# Share of the memory that a step may be counted to take.
+_USABLE = 0.85
+# Share of the peak that products of narrow experts are taken to reach.
+_EXPERT_EFFICIENCY = 0.4
 # A microbatch of fewer tokens per device no longer hides the gathering of weights.
 _MIN_TOKENS = 4096
 
@@ -92,6 +105,126 @@ def fully_sharded(
     if steps > 1:
         modifiers.append(SetModifier.Config(values={"accumulation_steps": steps}))
     return tuple(modifiers)
+
+
+def experts_sharded(
+    traits: Traits, instance: Instance, *, max_model: int = 8
+) -> tuple[Config, ...]:
+    """Returns modifiers for a model with experts: the mesh axis ``expert`` beside ``fsdp``.
+
+    Either the weights of all experts travel to each device, or its tokens travel to the experts.
+    Weights can travel beside compute, tokens are waited for: ``expert`` is the least power of two
+    at which the weights of the layer at work fit, and arrive while the layer before computes. Often
+    that is 1. Tensors are split (``model``) only as far as rows or widths need it to divide: an
+    expert is narrow, and splitting it costs a sum of every token's result.
+
+    What attention makes is saved where it fits, counted by the model's own widths (latent attention
+    makes nine times the model's); otherwise everything is recomputed.
+
+    Args:
+        traits: The experiment's traits, of a model with experts.
+        instance: The machine.
+        max_model: Parts that tensors may be split into.
+
+    Example:
+        >>> traits = Traits(batch_size=8, seq_len=128, num_experts=4)
+        >>> chip = Instance(name="a", family="a", platform="cpu", num_hosts=1, devices_per_host=4,
+        ...                 hbm_bytes=2**30)
+        >>> experts_sharded(traits, chip)[0].mesh_shape.expert
+        1
+    """
+    per_slice = instance.num_devices // instance.num_slices
+    model = _model_parts(traits, instance, per_slice, 1, max_model)
+    batch = traits.batch_size or instance.num_devices
+    split = math.gcd(traits.tensor_parts, per_slice)
+    while batch % (instance.num_devices // model) and model * 2 <= max_model:
+        if split % (model * 2):
+            break
+        model *= 2
+    rows = _rows_per_shard(traits, instance.num_devices // model)
+    features = traits.head_features / max(traits.embed_dim, 1)
+    choices = (
+        RematChoice(Remat("sites", save=("qkv_proj", "attn_out")), whole=2, split=features),
+        RematChoice(Remat("full"), whole=1),
+    )
+    choice, steps, expert = choices[-1], rows, 1
+    # Fewest microbatches first: with more of them weights travel more often.
+    for choice, steps in ((c, n) for n in range(1, rows + 1) if rows % n == 0 for c in choices):
+        expert = _expert_parts(traits, instance, model, rows // steps)
+        if _needed(traits, instance, choice, model, expert, rows // steps, steps) <= (
+            _USABLE * instance.hbm_bytes
+        ):
+            break
+    shape = MeshShape(expert=expert, fsdp=-1, model=model, across_slices={"data": -1})
+    modifiers: list[Config] = [MeshShapeModifier.Config(mesh_shape=shape)]
+    if traits.rematerializes:
+        modifiers.append(RematModifier.Config(remat=choice.remat))
+    if steps > 1:
+        modifiers.append(SetModifier.Config(values={"accumulation_steps": steps}))
+    return tuple(modifiers)
+
+
+def _expert_parts(traits: Traits, instance: Instance, model: int, rows: int) -> int:
+    """Returns the groups of experts; see :func:`experts_sharded`."""
+    per_slice = instance.num_devices // instance.num_slices // model
+    layers = max(traits.num_layers, 1)
+    whole = traits.expert_bytes / 2 / layers / model  # float32 parameters, bfloat16 weights
+    active = (
+        traits.parameter_bytes
+        - traits.expert_bytes
+        + (traits.expert_bytes * traits.experts_per_token / max(traits.num_experts, 1))
+    ) / 4
+    # Forward, twice that backward, and what is recomputed.
+    flops = 8 * active / layers * rows * (traits.seq_len or 1) / model
+    compute = flops / _EXPERT_EFFICIENCY / max(instance.peak_flops.get("bfloat16", 0.0), 1.0)
+    rate = _gather_bytes_per_second(instance)
+    parts = 1
+    while math.gcd(traits.num_experts, per_slice) % (parts * 2) == 0:
+        fits = _GATHERED_LAYERS * whole / parts <= _GATHERED_SHARE * instance.hbm_bytes
+        hides = _GATHERED_LAYERS * whole / parts / rate <= compute if rate else True
+        divides = not traits.embed_dim or traits.embed_dim % (per_slice // parts) == 0
+        if fits and hides and divides:
+            break
+        parts *= 2
+    return parts
+
+
+def _gather_bytes_per_second(instance: Instance) -> float:
+    """Returns what a device gets from all others of its slice; 0 where nobody says."""
+    per_slice = instance.num_devices // instance.num_slices
+    domain = min(instance.ici_domain_devices or per_slice, per_slice)
+    fast, slow = instance.ici_bandwidth_bytes or 0.0, instance.dcn_bandwidth_bytes or 0.0
+    if domain >= per_slice or not slow:
+        return fast
+    # Each device of a host fetches its part from outside, and they share what they fetched.
+    per_host = max(instance.num_devices // instance.num_hosts, 1)
+    return min(fast, slow / per_host * domain) if fast else slow / per_host
+
+
+def _needed(
+    traits: Traits,
+    instance: Instance,
+    choice: RematChoice,
+    model: int,
+    expert: int,
+    rows: int,
+    steps: int,
+) -> float:
+    """Returns bytes on one device."""
+    per_slice = instance.num_devices // instance.num_slices
+    layers = max(traits.num_layers, 1)
+    factor = _STATE_FACTOR if steps == 1 else _STATE_FACTOR_WITH_SUM
+    # What is not of experts lies on all parts of ``expert`` alike.
+    rest = (traits.parameter_bytes - traits.expert_bytes) * expert
+    state = factor * (traits.expert_bytes + rest) / per_slice
+    gathered = _GATHERED_LAYERS * traits.expert_bytes / 2 / layers / expert / model
+    tokens = rows * (traits.seq_len or 1)
+    width = choice.whole + choice.split / model
+    saved = 2 * tokens * layers * traits.embed_dim * width
+    assigned = 2 * tokens * traits.embed_dim * traits.experts_per_token * expert
+    # A layer at work has queries, keys, values, their gradients and attention's result.
+    attention = 2 * tokens * 3 * traits.head_features / model
+    return state + gathered + saved + _ASSIGNED_COPIES * assigned + attention
 
 
 def _model_parts(traits: Traits, instance: Instance, per_slice: int, wanted: int, most: int) -> int:

@@ -44,6 +44,12 @@ class Traits:
             and axes that are like them: what tensors can be split into without padding. 1 where
             there is none.
         rematerializes: Whether a config in it says what to recompute (has a field ``remat``).
+        num_experts: The greatest number that divides every dim on the logical axis ``experts`` of
+            which each token uses a part; 0 where there is none.
+        expert_bytes: Bytes of the parameters with such a dim; part of ``parameter_bytes``.
+        experts_per_token: How many of its experts a layer sends each token to, the most.
+        head_features: Features of queries, keys and values of one layer, all heads together, the
+            most.
     """
 
     num_parameters: int = 0
@@ -56,6 +62,10 @@ class Traits:
     embed_dim: int = 0
     tensor_parts: int = 1
     rematerializes: bool = False
+    num_experts: int = 0
+    expert_bytes: int = 0
+    experts_per_token: float = 0.0
+    head_features: int = 0
 
     def holds(self, trait: str) -> bool:
         """Tells whether a trait named by a rule holds.
@@ -98,6 +108,10 @@ class Traits:
             "embed_dim": self.embed_dim,
             "tensor_parts": self.tensor_parts,
             "rematerializes": self.rematerializes,
+            "num_experts": self.num_experts,
+            "expert_bytes": self.expert_bytes,
+            "experts_per_token": self.experts_per_token,
+            "head_features": self.head_features,
         }
 
 
@@ -121,7 +135,10 @@ def compute_traits(cfg: Any) -> Traits:
         # From the whole tree, for values that follow from the root's.
         built = cfg.model.instantiate(name="model")
         if isinstance(built, Module):
-            model = _of_parameters(flatten_specs(built.parameter_specs()))
+            model = dataclasses.replace(
+                _of_parameters(flatten_specs(built.parameter_specs())),
+                experts_per_token=_experts_per_token(built),
+            )
     return dataclasses.replace(
         model,
         seq_len=_count(cfg, "seq_len"),
@@ -138,7 +155,8 @@ def _count(cfg: Any, field: str) -> int | None:
 
 def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
     """Returns what the parameters tell: sizes, layers, widths."""
-    number = num_bytes = embed_dim = parts = 0
+    number = num_bytes = embed_dim = parts = experts = expert_bytes = 0
+    features: dict[str, int] = {}
     layer_bytes: dict[str, float] = {}
     layer_counts: dict[str, int] = {}
     for path, spec in specs.items():
@@ -147,6 +165,9 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
         size = math.prod(spec.shape)
         size_bytes = size * jnp.dtype(spec.dtype).itemsize
         number, num_bytes = number + math.prod(spec.valid_shape), num_bytes + size_bytes
+        if (one_per_expert := _expert_dim(spec)) is not None:
+            experts = math.gcd(experts, spec.shape[one_per_expert])
+            expert_bytes += size_bytes
         for dim, axis in zip(spec.shape, spec.axes, strict=True):
             if axis == "embed":
                 embed_dim = max(embed_dim, dim)
@@ -159,6 +180,7 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
                 key = "/".join(segments[: n + 1])
                 layer_bytes[key] = layer_bytes.get(key, 0) + size_bytes / count
                 layer_counts[key] = count
+                features[key] = features.get(key, 0) + _head_features(spec)
                 break
     return Traits(
         num_parameters=number,
@@ -167,7 +189,37 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
         num_layers=sum(layer_counts.values()),
         embed_dim=embed_dim,
         tensor_parts=parts or 1,
+        num_experts=experts,
+        expert_bytes=expert_bytes,
+        head_features=max(features.values(), default=0),
     )
+
+
+def _expert_dim(spec: ParameterSpec) -> int | None:
+    """Returns the dim of experts of a parameter with a matrix for each; None for another.
+
+    A router has a column for each expert, and is met by all tokens: it is none.
+    """
+    for dim in range(spec.num_stacked, len(spec.shape) - 1):
+        axis = spec.axes[dim]
+        if axis is None or dim in spec.fan_in_dims or dim in spec.fan_out_dims:
+            continue
+        if any(ancestor.name == "experts" for ancestor in axis_line(axis)):
+            return dim
+    return None
+
+
+def _experts_per_token(model: Module) -> float:
+    """Returns the most that a layer states; see ``axcore.parallel.cost``."""
+    stated = (getattr(module, "experts_per_token", None) for _, module in model.walk())
+    return max((float(n) for n in stated if n is not None), default=0.0)
+
+
+def _head_features(spec: ParameterSpec) -> int:
+    """Returns the features of heads that a weight makes; 0 for one that makes something else."""
+    made = spec.fan_out_dims
+    names = {link.name for d in made for link in axis_line(spec.axes[d] or "")}
+    return math.prod(spec.shape[d] for d in made) if names & {"heads", "kv_heads"} else 0
 
 
 def _is_split(axis: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from axcore import experiments
 from axcore.parallel import MeshShapeModifier, Traits, resolve_instance
+from axcore.parallel.cost import memory_estimate
 from axcore.plugins import host
 from axcore.remat import Remat
 from axcore.train import assemble
@@ -109,3 +110,29 @@ def test_ones_own_rule_beats_the_plugins():
     own = ("gpu-h100-*", (MeshShapeModifier.Config(mesh_shape={"data": -1}),))
     cfg = assemble(experiments.get("tiny-lm"), instance="gpu-h100-16", rules=(own,)).cfg
     assert (cfg.mesh_shape.data, cfg.mesh_shape.fsdp) == (-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "machine", "mesh", "remat", "steps"),
+    [
+        ("qwen3-30B-A3B", "gpu-b200-512", {"expert": 1, "model": 1}, "sites", 1),
+        ("deepseek-V3", "gpu-h100-2048", {"expert": 2, "model": 2}, "full", 5),
+        ("mixtral-8x7B", "gpu-h100-64", {"expert": 1, "model": 1}, "full", 1),
+        ("mixtral-8x7B", "gpu-h100-16", {"expert": 1, "model": 1}, "full", 32),
+    ],
+)
+def test_a_mixture_of_experts_fits_by_the_memory_model(experiment, machine, mesh, remat, steps):
+    pytest.importorskip("axlearn_models", reason="needs axlearn-models")
+    pytest.importorskip("axlearn_moe", reason="needs axlearn-moe")
+    cfg = experiments.get(experiment)
+    if experiment.startswith("qwen3"):
+        cfg.set(seq_len=16384)
+    assembled = assemble(cfg, instance=machine)
+    cfg, instance = assembled.cfg, assembled.instance
+    found = {axis: n for axis, n in dataclasses.asdict(cfg.mesh_shape).items() if axis in mesh}
+    policies = {n.remat.policy for _, n in cfg.walk() if "remat" in n.fields()}
+    assert (found, policies, cfg.accumulation_steps) == (mesh, {remat}, steps)
+    assert host().active_for(machine).mesh_rule(("moe",))[0].endswith("-experts")
+    memory = memory_estimate(cfg, num_devices=instance.num_devices)
+    # What compilers leave to a program.
+    assert memory.total < 0.92 * instance.hbm_bytes

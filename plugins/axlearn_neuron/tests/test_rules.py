@@ -6,6 +6,7 @@ import pytest
 
 from axcore import experiments
 from axcore.parallel import MeshShapeModifier, Traits, resolve_instance
+from axcore.parallel.cost import memory_estimate
 from axcore.plugins import host
 from axcore.remat import Remat
 from axcore.train import assemble
@@ -73,3 +74,28 @@ def test_an_experiment_of_core_is_fitted_and_ones_own_rule_beats_the_plugins():
     assert dict(fitted_cfg.compiler_options) == {}
     own = ("neuron-*", (MeshShapeModifier.Config(mesh_shape={"data": -1}),))
     assert assemble(cfg, instance=name, rules=(own,)).cfg.mesh_shape.data == -1
+
+
+@pytest.mark.parametrize(
+    ("experiment", "machine", "mesh", "remat", "steps"),
+    [
+        ("qwen3-30B-A3B", "neuron-trn2.48xlarge-16", {"expert": 1, "model": 1}, "sites", 1),
+        ("deepseek-V3", "neuron-trn2.48xlarge-64", {"expert": 2, "model": 4}, "full", 15),
+        ("mixtral-8x7B", "neuron-trn2.48xlarge-4", {"expert": 1, "model": 1}, "full", 1),
+    ],
+)
+def test_a_mixture_of_experts_fits_by_the_memory_model(experiment, machine, mesh, remat, steps):
+    pytest.importorskip("axlearn_models", reason="needs axlearn-models")
+    pytest.importorskip("axlearn_moe", reason="needs axlearn-moe")
+    cfg = experiments.get(experiment)
+    if experiment.startswith("qwen3"):
+        cfg.set(seq_len=4096)
+    assembled = assemble(cfg, instance=machine)
+    cfg, instance = assembled.cfg, assembled.instance
+    found = {axis: n for axis, n in dataclasses.asdict(cfg.mesh_shape).items() if axis in mesh}
+    policies = {n.remat.policy for _, n in cfg.walk() if "remat" in n.fields()}
+    assert (found, policies, cfg.accumulation_steps) == (mesh, {remat}, steps)
+    assert host().active_for(machine).mesh_rule(("moe",))[0].endswith("-experts")
+    memory = memory_estimate(cfg, num_devices=instance.num_devices)
+    # What compilers leave to a program.
+    assert memory.total < 0.92 * instance.hbm_bytes

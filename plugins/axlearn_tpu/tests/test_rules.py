@@ -1,9 +1,12 @@
 """Rules of TPU slices: what they make of a model's traits, and that they know nothing else."""
 
+import dataclasses
+
 import pytest
 
 from axcore import experiments
 from axcore.parallel import MeshShape, MeshShapeModifier, Traits, resolve_instance
+from axcore.parallel.cost import memory_estimate
 from axcore.plugins import host
 from axcore.remat import Remat
 from axcore.train import assemble
@@ -106,3 +109,29 @@ def test_ones_own_rule_and_flag_beat_the_plugins():
     assert assemble(cfg, instance="tpu-v5e-8", rules=(own,)).cfg.mesh_shape.model == 2
     kept = assemble(cfg, instance="tpu-v5e-8", sets=["mesh_shape.data=8"]).rules.kept
     assert [k.path for k in kept] == ["mesh_shape"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "machine", "mesh", "remat", "steps"),
+    [
+        ("qwen3-30B-A3B", "tpu-v5p-1024", {"expert": 1, "model": 1}, "sites", 1),
+        ("deepseek-V3", "tpu-v5p-2048", {"expert": 2, "model": 1}, "full", 5),
+        ("mixtral-8x7B", "tpu-v5p-128", {"expert": 1, "model": 1}, "full", 1),
+        ("mixtral-8x7B", "tpu-v5e-256", {"expert": 2, "model": 1}, "full", 2),
+    ],
+)
+def test_a_mixture_of_experts_fits_by_the_memory_model(experiment, machine, mesh, remat, steps):
+    pytest.importorskip("axlearn_models", reason="needs axlearn-models")
+    pytest.importorskip("axlearn_moe", reason="needs axlearn-moe")
+    cfg = experiments.get(experiment)
+    if experiment.startswith("qwen3"):
+        cfg.set(seq_len=16384)
+    assembled = assemble(cfg, instance=machine)
+    cfg, instance = assembled.cfg, assembled.instance
+    found = {axis: n for axis, n in dataclasses.asdict(cfg.mesh_shape).items() if axis in mesh}
+    policies = {n.remat.policy for _, n in cfg.walk() if "remat" in n.fields()}
+    assert (found, policies, cfg.accumulation_steps) == (mesh, {remat}, steps)
+    assert host().active_for(machine).mesh_rule(("moe",))[0].endswith("-experts")
+    memory = memory_estimate(cfg, num_devices=instance.num_devices)
+    # What compilers leave to a program.
+    assert memory.total < 0.92 * instance.hbm_bytes

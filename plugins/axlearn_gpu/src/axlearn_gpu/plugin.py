@@ -65,6 +65,18 @@ def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
             "where they fit",
         )
         for machine in MACHINES.values()
+    ) + tuple(
+        MeshRuleSpec(
+            name=f"{machine.name}-experts",
+            pattern=f"gpu-{machine.name}-*",
+            traits=("moe",),
+            target="axlearn_gpu.rules:experts",
+            reason="parameters are sharded over all GPUs; experts are in as many groups as their "
+            "gathered weights need to fit and to arrive in time, for tokens that travel to them "
+            "are waited for; experts are too narrow to split; attention's projections and output "
+            "are saved where they fit",
+        )
+        for machine in MACHINES.values()
     )
 
 

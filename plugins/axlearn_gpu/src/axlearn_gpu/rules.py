@@ -5,6 +5,10 @@ gathers the weights of a layer in less time than the layer takes. Beyond it weig
 the hosts' adapters, some 50 GB/s for each GPU, and gathering all of them would take longer than
 computing: there tensors are split within the host (``model``), so that each GPU gathers its part.
 
+Mixtures of experts (trait ``moe``) split tensors no further than the batch needs: an expert is
+narrow, and the sums of every token's result would outweigh the weights that are spared. They add
+groups of experts (``expert``) instead where gathering a layer takes longer than computing one.
+
 On H100 and H200 linear layers multiply in FP8 with delayed scaling over 128 steps, as in the
 published H100 rule (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfloat16.
 """
@@ -12,12 +16,12 @@ published H100 rule (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keep
 from __future__ import annotations
 
 from axcore.config import Config
-from axcore.parallel import RematChoice, Traits, fully_sharded
+from axcore.parallel import RematChoice, Traits, experts_sharded, fully_sharded
 from axcore.plugins import Instance
 from axcore.quantization import QuantizeModifier
 from axcore.remat import Remat
 
-__all__ = ["gpu"]
+__all__ = ["experts", "gpu"]
 
 # Widths, in units of a token's width between layers: its input (1) and attention's output (1) are
 # whole on each GPU; queries, keys and values (3 without grouping) are split with the heads.
@@ -44,4 +48,11 @@ def gpu(traits: Traits, instance: Instance) -> tuple[Config, ...]:
         model=1 if inside_nvlink else within,
         max_model=within,
     )
+    return (*fitted, _FP8) if instance.family in _HOPPER else fitted
+
+
+def experts(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """A mixture of experts; the layers that all tokens meet in FP8 on Hopper, as dense models."""
+    within = min(_MAX_MODEL, instance.devices_per_host)
+    fitted = experts_sharded(traits, instance, max_model=within)
     return (*fitted, _FP8) if instance.family in _HOPPER else fitted

@@ -101,4 +101,14 @@ def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
             reason=sharded + rules[machine.chip][1],
         )
         for machine in MACHINES.values()
+    ) + tuple(
+        MeshRuleSpec(
+            name=f"{machine.name}-experts",
+            pattern=f"neuron-{machine.name}-*",
+            traits=("moe",),
+            target="axlearn_neuron.rules:experts",
+            reason="parameters are sharded over all devices; experts are in as many groups as "
+            "their gathered weights need to fit and to arrive in time, and too narrow to split",
+        )
+        for machine in MACHINES.values()
     )

@@ -9,11 +9,11 @@ named: what one gains here has not been measured.
 from __future__ import annotations
 
 from axcore.config import Config
-from axcore.parallel import RematChoice, Traits, fully_sharded
+from axcore.parallel import RematChoice, Traits, experts_sharded, fully_sharded
 from axcore.plugins import Instance
 from axcore.remat import Remat
 
-__all__ = ["trn1", "trn2", "trn3"]
+__all__ = ["experts", "trn1", "trn2", "trn3"]
 
 # Widths, in units of a token's width between layers: its input (1) and attention's output (1) are
 # whole on each device; queries, keys and values (3 without grouping) are split with the heads.
@@ -34,3 +34,8 @@ def trn2(traits: Traits, instance: Instance) -> tuple[Config, ...]:
 def trn3(traits: Traits, instance: Instance) -> tuple[Config, ...]:
     """36 GiB a device: as Trainium2."""
     return trn2(traits, instance)
+
+
+def experts(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """A mixture of experts: groups of experts in place of split tensors, for they are narrow."""
+    return experts_sharded(traits, instance, max_model=8)

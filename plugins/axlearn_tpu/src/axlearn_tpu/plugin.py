@@ -74,6 +74,17 @@ def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
             reason=sharded + reason,
         )
         for generation, reason in reasons.items()
+    ) + tuple(
+        MeshRuleSpec(
+            name=f"{generation}-experts",
+            pattern=f"tpu-{generation}-*",
+            traits=("moe",),
+            target="axlearn_tpu.rules:experts",
+            reason="parameters are sharded over the slice; experts are in as many groups as their "
+            "gathered weights need to fit and to arrive in time, for tokens that travel to them "
+            "are waited for; attention's projections and output are saved where they fit",
+        )
+        for generation in reasons
     )
 
 

@@ -5,6 +5,9 @@ All shard parameters and optimizer state over a whole slice (``fsdp=-1``) and re
 one layer while another is at work. They differ in what the backward pass finds: that is a matter of
 memory. Tensors are split (``model``) only where a step has fewer rows than the machine has devices.
 
+Mixtures of experts (trait ``moe``) add groups of experts (``expert``) where the weights of a layer
+are too large to be gathered whole, and save what attention makes where it fits.
+
 On v5e linear layers multiply in INT8, whose rate there is twice that of bfloat16, as in the
 published rule (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfloat16.
 """
@@ -12,12 +15,12 @@ published rule (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfl
 from __future__ import annotations
 
 from axcore.config import Config
-from axcore.parallel import RematChoice, Traits, fully_sharded
+from axcore.parallel import RematChoice, Traits, experts_sharded, fully_sharded
 from axcore.plugins import Instance
 from axcore.quantization import QuantizeModifier
 from axcore.remat import Remat
 
-__all__ = ["v4", "v5e", "v5p", "v6e", "v7x"]
+__all__ = ["experts", "v4", "v5e", "v5p", "v6e", "v7x"]
 
 # Widths, in units of a token's width between layers: the layer's input is always kept (1), queries,
 # keys and values are 3 without grouping, attention's output 1.
@@ -53,6 +56,12 @@ def v6e(traits: Traits, instance: Instance) -> tuple[Config, ...]:
 def v7x(traits: Traits, instance: Instance) -> tuple[Config, ...]:
     """96 GiB for each of a chip's two devices: saves attention, recomputes the rest."""
     return _slice(traits, instance, _QKV_AND_OUT, _FULL)
+
+
+def experts(traits: Traits, instance: Instance) -> tuple[Config, ...]:
+    """A mixture of experts on any generation; INT8 on v5e as for dense models."""
+    fitted = experts_sharded(traits, instance, max_model=_MAX_MODEL)
+    return (*fitted, _INT8) if instance.family == "tpu-v5e" else fitted
 
 
 def _slice(traits: Traits, instance: Instance, *choices: RematChoice) -> tuple[Config, ...]:

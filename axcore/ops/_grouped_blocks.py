@@ -1,9 +1,10 @@
 """Grouped matmul in blocks of rows, for platforms whose ragged product visits every group.
 
-XLA's CPU backend computes ``ragged_dot`` as a product with all E matrices: E times the work and the
-memory. Here rows are cut into tiles that belong to one group each, and a loop multiplies each tile
-with the matrix of its group: at most ``M + E t`` rows for tiles of t rows. Tiles that the sizes at
-hand do not need are skipped: in a loop of fixed length, so that its cost can be counted.
+XLA's backends for CPUs and GPUs compute ``ragged_dot`` as a product with all E matrices: E times
+the work and the memory. Here rows are cut into tiles that belong to one group each, and a loop
+multiplies each tile with the matrix of its group: at most ``M + E t`` rows for tiles of t rows.
+Tiles that the sizes at hand do not need are skipped: in a loop of fixed length, so that its cost
+can be counted.
 
 Shape legend: m rows, k and n sides of a matrix, e groups, t rows of a tile.
 """

@@ -94,6 +94,10 @@ def measure(instance: str, tokens: int, implementation: str) -> tuple[Any, ...]:
 def _tokamax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Attention by tokamax's kernel for TPU: named, so that it is never XLA's by surprise."""
     import tokamax  # pyright: ignore[reportMissingImports]
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # tokamax would parse this script's command line
 
     return tokamax.dot_product_attention(q, k, v, is_causal=True, implementation="mosaic")
 

@@ -26,6 +26,15 @@ print(json.dumps(found))
 """
 
 
+def _absent_module(error: BaseException | None) -> str:
+    """The module whose absence is behind an error, or ``""``."""
+    while error is not None:
+        if isinstance(error, ImportError):
+            return error.name or ""
+        error = error.__cause__
+    return ""
+
+
 class PluginConformance:
     """Checks one installed distribution.
 
@@ -88,7 +97,7 @@ class PluginConformance:
                 try:
                     load_target(target, where=f"{type(spec).__name__}({spec.name!r})")
                 except Exception as error:
-                    name = getattr(error.__cause__, "name", None) or ""
+                    name = _absent_module(error)
                     if name.partition(".")[0] not in self.optional_packages:
                         raise
                     absent.append(f"{target} needs {name}")

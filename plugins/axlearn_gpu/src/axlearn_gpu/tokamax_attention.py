@@ -49,6 +49,10 @@ def attention_tokamax(
         OpError: The device of this process, by which tokamax chooses, is no GPU (AX418).
     """
     import tokamax  # pyright: ignore[reportMissingImports]
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # tokamax would parse this process's command line
 
     del unused
     kind = get_default_device().device_kind

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["guide.md", "interop.md", "peft.md", "quantization.md"])
+@pytest.mark.parametrize("page", ["guide.md", "interop.md", "moe.md", "peft.md", "quantization.md"])
 def test_the_blocks_of_a_page_run_in_order(page, monkeypatch):
     text = (DOCS / page).read_text()
     # A module of its own, so that config classes on the page have a public path.

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from axcore.parallel import MeshShape, RematChoice, Traits, fully_sharded
+from axcore.parallel import MeshShape, RematChoice, Traits, experts_sharded, fully_sharded
 from axcore.plugins import Instance
 from axcore.remat import Remat
 
@@ -89,3 +89,38 @@ def test_what_an_experiment_does_not_say_is_left_alone():
         None,
         1,
     )
+
+
+# Layers of 8 experts of 100 MB each in float32: 400 MB of a layer's weights in bfloat16.
+MIXTURE = dataclasses.replace(
+    MODEL,
+    parameter_bytes=9 * 10**9,
+    expert_bytes=8 * 10**9,
+    num_experts=8,
+    experts_per_token=2.0,
+    head_features=3000,
+    seq_len=100,
+)
+
+
+@pytest.mark.parametrize(
+    ("hbm_bytes", "expert"),
+    # Three layers of 400 MB may take a third of the memory.
+    [(10e9, 1), (3e9, 2), (1.5e9, 4)],
+)
+def test_experts_are_in_as_many_groups_as_their_gathered_weights_need(hbm_bytes, expert):
+    shape = experts_sharded(MIXTURE, machine(devices=8, hbm_bytes=int(hbm_bytes)))[0].mesh_shape
+    assert (shape.expert, shape.fsdp, shape.model) == (expert, -1, 1)
+
+
+def test_experts_are_grouped_where_gathering_takes_longer_than_computing():
+    chip = dataclasses.replace(
+        machine(devices=8, hbm_bytes=10**11),
+        peak_flops={"bfloat16": 1e13},
+        ici_bandwidth_bytes=1e11,
+    )
+    # By hand: 8 * (0.25e9 + 0.5e9) / 10 weights * 800 tokens / 0.4e13 FLOP/s = 0.12 s a layer,
+    # three times 400 MB at 1e11 bytes/s 0.012 s; through a link of a twentieth 0.24 s.
+    slow = dataclasses.replace(chip, ici_bandwidth_bytes=5e9)
+    assert experts_sharded(MIXTURE, chip)[0].mesh_shape.expert == 1
+    assert experts_sharded(MIXTURE, slow)[0].mesh_shape.expert == 2

@@ -293,6 +293,7 @@ class StepModel:
                 again = kept(value, stack.remat) == "recomputed" and stack.remat.enabled
                 times["forward"].memory += size / self.rates.memory_bytes
                 times["backward"].memory += (2 + again) * size / self.rates.memory_bytes
+        self._dispatched(times)
         for term in self.flops.terms:
             if term.kind != "head":
                 continue
@@ -305,6 +306,18 @@ class StepModel:
                     size = _LOGIT_PASSES * 4 * self.traffic.tokens * vocab / parts
                     times["backward"].memory += size / self.rates.memory_bytes
                     times["backward"].unstaged += size / self.rates.memory_bytes
+
+    def _dispatched(self, times: Mapping[Pass, _Times]) -> None:
+        """Adds what experts' rows cost before and after their products.
+
+        Every token is copied for each of its experts, and the results are brought back into the
+        tokens' order: two permutations, each a read and a write. Twice that backward (what was
+        read, and its gradient), once more where the layer is recomputed.
+        """
+        for num_bytes, recomputed in self.traffic.assigned():
+            seconds = 4 * num_bytes / self.rates.memory_bytes
+            times["forward"].memory += seconds
+            times["backward"].memory += (2 + recomputed) * seconds
 
     def _optimizer(self) -> float:
         """Seconds to read gradients, and to read and write parameters and the optimizer's state."""

@@ -272,6 +272,23 @@ class Traffic:
             for m in self.modules.values()
         )
 
+    def assigned(self) -> Iterator[tuple[float, bool]]:
+        """Yields what experts get on one device in all layers, bytes, and whether it is remade."""
+        for path, spec in self.specs.items():
+            is_down = any(_is_like(spec.axes[d], "mlp") for d in spec.fan_in_dims)
+            if expert_dim(spec) is None or not is_down:
+                continue
+            line = self._line(path)
+            layers = math.prod(spec.shape[: spec.num_stacked])
+            if self.pipeline is not None and self.is_staged(spec):
+                layers = max(layers // self.pipeline.num_stages, 1)
+            width = math.prod(spec.shape[d] for d in spec.fan_out_dims)
+            item = jnp.dtype(getattr(line[0][1], "compute_dtype", spec.dtype)).itemsize
+            copies = experts_per_token(m for _, m in line) or 1.0
+            remat = _remat(line)
+            size = layers * self.stage_tokens * copies * width * item
+            yield size, remat is not None and remat.enabled
+
     def _experts(
         self, name: str, spec: ParameterSpec, split: Split, line: Any, layers: int
     ) -> Iterator[Transfer]:

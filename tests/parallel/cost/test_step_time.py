@@ -14,7 +14,7 @@ from axcore.errors import ShardingError
 from axcore.layers import RepeatedTransformer
 from axcore.ops import DotGeneral, OpRule
 from axcore.parallel import MeshShape, PipelineModifier, ShardingRules
-from axcore.parallel.cost import StepPrediction, model_flops, predict_step
+from axcore.parallel.cost import StepModel, StepPrediction, model_flops, predict_step
 from axcore.plugins import Instance
 from axcore.remat import Remat
 
@@ -142,6 +142,14 @@ def test_tokens_go_to_their_experts_and_back_in_both_passes():
     moved = predicted(cfg).collective_bytes
     sent = ROWS * SEQ / 4 * 2 * SMALL["dim"] * F32 * (3 / 4)
     assert moved["all_to_all", "expert"] == pytest.approx(sent * 4 * 3)
+
+
+def test_each_token_is_copied_for_each_of_its_experts():
+    model = StepModel(
+        config(Experts.Config(num_experts=8, top_k=2, hidden_dim=48), data=4), machine()
+    )
+    rows = SMALL["layers"] * ROWS * SEQ / 4 * 2
+    assert list(model.traffic.assigned()) == [(rows * SMALL["dim"] * F32, False)]
 
 
 # -- seconds ---------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def weighted(y: jax.Array, info: SequenceInfo) -> jax.Array:
 
 
 @functools.cache
-def _compiled(text: str, shape: tuple[int, ...], is_training: bool) -> Any:
+def compiled_layer(text: str, shape: tuple[int, ...], is_training: bool) -> Any:
     cfg = MoE.Config.from_text(text, trusted=("axlearn_moe",))
     module = cfg.instantiate(name="layer")
 
@@ -125,7 +125,7 @@ def run_layer(
     cfg: MoE.Config, x: jax.Array, info: SequenceInfo, *, is_training: bool = True
 ) -> tuple[jax.Array, OutputCollection, Any]:
     """Returns output, collection and gradients of (parameters, x), of random parameters."""
-    params, run = _compiled(cfg.to_text(), x.shape, is_training)
+    params, run = compiled_layer(cfg.to_text(), x.shape, is_training)
     (_, (y, collection)), grads = run(params, x, info)
     return y, collection, grads
 

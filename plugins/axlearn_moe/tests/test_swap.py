@@ -9,10 +9,10 @@ from models_for_moe_tests import CATALOG, small, training_step
 
 from axcore import experiments
 from axcore.collection import total_loss
-from axcore.errors import ConfigError
+from axcore.errors import ConfigError, ModuleError
 from axcore.layers import FeedForward
 from axcore.train.assemble import parse_modifier
-from axlearn_moe import EinsumDispatch, MoE
+from axlearn_moe import EinsumDispatch, MoE, MoEModifier, TopKRouter
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -114,3 +114,19 @@ def test_a_config_with_experts_is_text():
     cfg.replace(FeedForward.Config, MoE.Config(num_experts=4, dispatch=EinsumDispatch.Config()))
     again = type(cfg).from_text(cfg.to_text(), trusted=("axlearn_moe",))
     assert again == cfg
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "near"),
+    [
+        (dict(num_experts=4, top_k=5), "AX910", "top_k=4"),
+        (dict(num_experts=4, capacity_factor=0.0), "AX912", "1.0 is an equal share"),
+        (dict(num_experts=6, router=TopKRouter.Config(num_groups=4)), "AX913", "2 or 3 groups"),
+    ],
+    ids=["top_k", "capacity", "groups"],
+)
+def test_the_modifier_refuses_what_cannot_be_before_anything_is_built(fields, code, near):
+    modifier = MoEModifier.Config(moe=MoE.Config(**fields)).instantiate()
+    with pytest.raises(ModuleError, match=code) as raised:
+        modifier(experiments.get("tiny-lm"))
+    assert near in str(raised.value)

@@ -8,7 +8,8 @@ from typing import Any
 from axcore.config import Modifier, matches
 from axcore.errors import ConfigError
 from axcore.layers import FeedForward
-from axlearn_moe._moe import MoE
+from axlearn_moe._moe import MoE, check_config
+from axlearn_moe._routers import TopKRouter, check_groups
 
 __all__ = ["MoEModifier"]
 
@@ -41,6 +42,10 @@ class MoEModifier(Modifier):
         for name in ("num_experts", "top_k"):
             if (value := getattr(self.cfg, name)) is not None:
                 setattr(moe, name, value)
+        # Here too: a config that nobody builds (`config show`) is refused like one that is trained.
+        check_config(moe, "moe")
+        if isinstance(moe.router, TopKRouter.Config):
+            check_groups(moe.router, moe.num_experts, moe.top_k, "moe.router")
         every, pattern = self.cfg.every, self.cfg.pattern
         if every < 1:
             raise ConfigError(f"every={every}, expected at least 1", code="AX917", where="every")

@@ -66,7 +66,7 @@ class MoE(BaseFeedForward):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        self._check()
+        check_config(cfg, self.config_path or self.path)
         self.router = self._add_child(
             "router",
             cfg.router,
@@ -104,40 +104,6 @@ class MoE(BaseFeedForward):
                 input_dim=cfg.input_dim,
                 output_dim=1,
                 axes=("embed", None),
-            )
-
-    def _check(self) -> None:
-        cfg = self.cfg
-        where = self.config_path or self.path
-        if cfg.num_experts < 1 or not 1 <= cfg.top_k <= cfg.num_experts:
-            near = min(max(cfg.top_k, 1), max(cfg.num_experts, 1))
-            raise ModuleError(
-                f"top_k={cfg.top_k} of num_experts={cfg.num_experts}: a token goes to at least one "
-                "expert and at most to all",
-                code="AX910",
-                where=f"{where}.top_k",
-                hint=f"nearest: top_k={near}"
-                + (f", or num_experts={cfg.top_k}" if cfg.top_k > cfg.num_experts else ""),
-            )
-        for name in ("capacity_factor", "eval_capacity_factor"):
-            factor = getattr(cfg, name)
-            if factor is not None and factor <= 0:
-                raise ModuleError(
-                    f"{name}={factor} gives an expert no room at all",
-                    code="AX912",
-                    where=f"{where}.{name}",
-                    hint="1.0 is an equal share, 1.25 is common, None drops nothing",
-                )
-        names = [loss.name for loss in cfg.losses]
-        if len(set(names)) != len(names):
-            raise ModuleError(
-                f"losses {names}: one is there twice", code="AX918", where=f"{where}.losses"
-            )
-        if cfg.shared_gate is not None and cfg.shared_experts is None:
-            raise ModuleError(
-                "shared_gate is set and there are no shared_experts",
-                code="AX914",
-                where=f"{where}.shared_gate",
             )
 
     @property
@@ -187,3 +153,37 @@ class MoE(BaseFeedForward):
         entropy = -jnp.sum(asked.probs * jnp.log(jnp.maximum(asked.probs, 1e-30)), axis=-1)
         total = jnp.sum(jnp.where(asked.real, entropy, 0.0))
         ctx.add_summary("router_entropy", total / jnp.maximum(num_real, 1.0), weight=num_real)
+
+
+def check_config(cfg: MoE.Config, where: str) -> None:
+    """Raises ModuleError at ``where`` if the numbers of a mixture cannot be."""
+    if cfg.num_experts < 1 or not 1 <= cfg.top_k <= cfg.num_experts:
+        near = min(max(cfg.top_k, 1), max(cfg.num_experts, 1))
+        raise ModuleError(
+            f"top_k={cfg.top_k} of num_experts={cfg.num_experts}: a token goes to at least one "
+            "expert and at most to all",
+            code="AX910",
+            where=f"{where}.top_k",
+            hint=f"nearest: top_k={near}"
+            + (f", or num_experts={cfg.top_k}" if cfg.top_k > cfg.num_experts else ""),
+        )
+    for name in ("capacity_factor", "eval_capacity_factor"):
+        factor = getattr(cfg, name)
+        if factor is not None and factor <= 0:
+            raise ModuleError(
+                f"{name}={factor} gives an expert no room at all",
+                code="AX912",
+                where=f"{where}.{name}",
+                hint="1.0 is an equal share, 1.25 is common, None drops nothing",
+            )
+    names = [loss.name for loss in cfg.losses]
+    if len(set(names)) != len(names):
+        raise ModuleError(
+            f"losses {names}: one is there twice", code="AX918", where=f"{where}.losses"
+        )
+    if cfg.shared_gate is not None and cfg.shared_experts is None:
+        raise ModuleError(
+            "shared_gate is set and there are no shared_experts",
+            code="AX914",
+            where=f"{where}.shared_gate",
+        )

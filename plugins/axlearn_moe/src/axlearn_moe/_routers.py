@@ -130,7 +130,7 @@ class TopKRouter(ScoreRouter):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        _check_groups(self)
+        check_groups(cfg, cfg.num_experts, cfg.top_k, self.config_path)
         if cfg.choice_bias:
             shape = (cfg.num_experts,)
             spec = ParameterSpec(shape, "float32", (None,), Zeros(), kind="state")
@@ -176,24 +176,24 @@ class TopKRouter(ScoreRouter):
         return jnp.where(chosen[..., None], by_group, -jnp.inf).reshape(choice.shape)
 
 
-def _check_groups(router: TopKRouter) -> None:
-    cfg = router.cfg
-    experts, groups = cfg.num_experts, cfg.num_groups
+def check_groups(cfg: TopKRouter.Config, experts: int, top_k: int, where: str) -> None:
+    """Raises ModuleError if ``top_k`` of ``experts`` cannot be chosen from the router's groups."""
+    groups = cfg.num_groups
     if groups < 1 or experts % groups:
         divisors = [d for d in range(1, experts + 1) if experts % d == 0]
         near = sorted(sorted(divisors, key=lambda d: abs(d - groups))[:2])
         raise ModuleError(
             f"{experts} experts do not divide into num_groups={groups}",
             code="AX913",
-            where=f"{router.config_path}.num_groups",
+            where=f"{where}.num_groups",
             hint=f"nearest that do: {' or '.join(map(str, near))} groups",
         )
-    fewest = -(-cfg.top_k * groups // experts)
+    fewest = -(-top_k * groups // experts)
     if not fewest <= cfg.num_chosen_groups <= groups:
         raise ModuleError(
-            f"num_chosen_groups is {cfg.num_chosen_groups}: the {cfg.top_k} experts of a token are "
+            f"num_chosen_groups is {cfg.num_chosen_groups}: the {top_k} experts of a token are "
             f"chosen from {groups} groups of {experts // groups}",
             code="AX913",
-            where=f"{router.config_path}.num_chosen_groups",
+            where=f"{where}.num_chosen_groups",
             hint=f"expected {fewest} to {groups}",
         )

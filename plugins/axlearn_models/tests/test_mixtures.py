@@ -76,6 +76,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "DeepseekV2": DEEPSEEK
     | dict(q_lora_rank=None, topk_method="group_limited_greedy", n_group=4, topk_group=2),
 }
+# What published models of a family have otherwise: the gates' sum, groups, a query's low rank.
+OTHERWISE = {
+    "qwen3-gates-as-they-are": ("Qwen3Moe", dict(norm_topk_prob=False)),
+    "olmoe-gates-sum-to-one": ("Olmoe", dict(norm_topk_prob=True)),
+    "qwen2-gates-sum-to-one": ("Qwen2Moe", dict(norm_topk_prob=True, qkv_bias=False)),
+    "deepseek-v2-low-rank-queries": ("DeepseekV2", dict(q_lora_rank=20)),
+    "deepseek-v2-greedy": ("DeepseekV2", dict(topk_method="greedy", n_group=1, topk_group=1)),
+    "deepseek-v3-gates-as-they-are": ("DeepseekV3", dict(norm_topk_prob=False, q_lora_rank=None)),
+}
 MEMBERS = {
     "qwen3-moe-test": "Qwen3Moe",
     "mixtral-test": "Mixtral",
@@ -151,6 +160,22 @@ def test_an_imported_mixture_computes_the_same(family, random_model, read_model,
     generated = Generator(ours.model, ours.params, max_seq_len=64).generate([prompt], 8)
     sequence = theirs.generate(tokens[:1, :7], max_new_tokens=8, do_sample=False)
     assert generated.tokens[0] == sequence[0, 7:].tolist()
+
+
+@pytest.mark.oracle
+@pytest.mark.xdist_group("torch-models")
+@pytest.mark.parametrize("case", OTHERWISE)
+def test_settings_that_differ_within_a_family_compute_the_same(
+    case, random_model, read_model, close
+):
+    import torch
+
+    family, changes = OTHERWISE[case]
+    settings = SIZES | MODELS[family] | changes
+    theirs, directory = random_model(f"{family}ForCausalLM", f"{family}Config", **settings)
+    with torch.no_grad():
+        logits = theirs(torch.from_numpy(IDS)).logits.numpy()
+    close(read_model(directory).logits(IDS), logits)
 
 
 @pytest.mark.oracle

@@ -26,6 +26,7 @@ __all__ = [
     "BaseDropout",
     "BaseEmbedding",
     "BaseFeedForward",
+    "BaseGroupedLinear",
     "BaseHead",
     "BaseKVCache",
     "BaseMultiToken",
@@ -77,6 +78,20 @@ class SequenceInfo:
     purpose: Literal["train", "prefill", "decode"] = dataclasses.field(
         default="train", metadata=dict(static=True)
     )
+
+
+class BaseGroupedLinear(Layer):
+    """Role of linear layers with a matrix for each of several groups of rows.
+
+    Its product is the child ``dot``, and its parameter ``weight`` has the shape (groups, in, out).
+    """
+
+    class Config(Layer.Config):
+        """No fields."""
+
+    @abc.abstractmethod
+    def forward(self, x: jax.Array) -> jax.Array:
+        """(groups, rows, in) -> (groups, rows, out)."""
 
 
 class BaseNorm(Layer):

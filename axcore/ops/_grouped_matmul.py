@@ -39,7 +39,7 @@ def grouped_matmul(
         implementation: Forces a kernel by name.
 
     Returns:
-        (M, N); sums of narrower floats are float32 inside.
+        (M, N); sums of narrower floats are float32 inside, those of integers int32.
 
     Raises:
         OpError: Shapes do not fit, or no acceptable kernel serves the call.
@@ -76,8 +76,10 @@ def grouped_matmul_xla(
     preferred_element_type: str | None = None,
 ) -> jax.Array:
     """Reference of :func:`grouped_matmul`."""
-    low = jnp.issubdtype(rows.dtype, jnp.floating) and rows.dtype.itemsize < 4
-    sums = jnp.dtype(jnp.float32 if low else rows.dtype)
+    if jnp.issubdtype(rows.dtype, jnp.integer):
+        sums = jnp.dtype(jnp.int32)
+    else:
+        sums = jnp.dtype(jnp.float32 if rows.dtype.itemsize < 4 else rows.dtype)
     target = ambient_target()
     if target is None or target.platform in _EXPANDED:
         out = blocked_grouped_matmul(rows, weights, group_sizes, sums.name)

@@ -15,6 +15,7 @@ import jax
 
 from axcore.module import Module, ParameterSpec, no_context
 from axcore.ops._dot import dot_general
+from axcore.ops._grouped_matmul import grouped_matmul
 
 __all__ = ["BaseDotGeneral", "DimensionNumbers", "DotGeneral"]
 
@@ -100,3 +101,27 @@ class DotGeneral(BaseDotGeneral):
             precision=self.cfg.precision,
             preferred_element_type=preferred_element_type,
         )
+
+    @no_context
+    def grouped(self, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        """Multiplies groups of rows, each with its own matrix, as a mixture's experts do.
+
+        A function of its arguments alone, for it runs where a device has a part of them. A subclass
+        that replaces :meth:`forward` replaces this too, or does not serve there.
+
+        Args:
+            rows: (M, K), sorted by group.
+            weights: (E, K, N).
+            group_sizes: (E,) int32, rows in each group.
+
+        Returns:
+            (M, N); see :func:`axcore.ops.grouped_matmul`.
+        """
+        return grouped_matmul(rows, weights, group_sizes)
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether :meth:`grouped` stands for :meth:`forward` where rows come in groups."""
+        own = type(self)
+        replaced = own.forward is not DotGeneral.forward
+        return own.grouped is not DotGeneral.grouped if replaced else self.cfg.precision is None

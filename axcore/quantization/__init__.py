@@ -15,6 +15,7 @@ from axcore.quantization._dots import (
     QuantizedDot,
     is_recipe_state,
 )
+from axcore.quantization._grouped import quantized_grouped_product
 from axcore.quantization._instance import check_instance, is_quantized
 from axcore.quantization._kv_cache import QuantizedKVCache
 from axcore.quantization._modifiers import (
@@ -105,5 +106,6 @@ __all__ = [
     "quantize",
     "quantize_blocks",
     "quantize_weight",
+    "quantized_grouped_product",
     "quantized_product",
 ]

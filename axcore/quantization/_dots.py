@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from axcore.context import current_context
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers.initializers import Zeros
-from axcore.module import Module, ParameterSpec
+from axcore.module import Module, ParameterSpec, no_context
 from axcore.ops import DotGeneral
 from axcore.ops.dot_general import DimensionNumbers
+from axcore.quantization._grouped import quantized_grouped_product
 from axcore.quantization._products import Plan, quantized_product
 from axcore.quantization._values import Operand
 
@@ -53,6 +54,8 @@ class QuantizedDot(DotGeneral):
     plan: Plan
     #: Whether it draws random numbers or keeps state, and so cannot run inside a kernel.
     needs_context: bool = False
+    #: Whether it multiplies groups of rows too; blocks of scales and histories do not.
+    in_groups: bool = True
 
     @property
     def operand_dtype(self) -> str:
@@ -98,6 +101,16 @@ class QuantizedDot(DotGeneral):
             rhs_amax=rhs_amax,
             key=key,
         )
+
+    @no_context
+    def grouped(self, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        """Multiplies groups of rows; see :meth:`axcore.ops.DotGeneral.grouped`."""
+        return quantized_grouped_product(self.plan, rows, weights, group_sizes)
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether :meth:`grouped` stands for :meth:`forward` where rows come in groups."""
+        return self.in_groups and not self.needs_context
 
     def _magnitudes(
         self, lhs: jax.Array, rhs: jax.Array
@@ -187,6 +200,7 @@ class DelayedFp8Dot(QuantizedDot):
         headroom: float = 1.0
 
     needs_context = True
+    in_groups = False
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
@@ -248,6 +262,8 @@ class MxFp8Dot(QuantizedDot):
         dtype: str = "float8_e4m3fn"
         grad_dtype: str = "float8_e4m3fn"
         block: int = 32
+
+    in_groups = False
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)

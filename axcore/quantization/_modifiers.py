@@ -47,6 +47,8 @@ class Recipe(Modifier):
 
         include: str | tuple[str, ...] = "**"
         exclude: str | tuple[str, ...] = DEFAULT_EXCLUDE
+        # Also linear layers with a matrix for each group of rows, such as experts.
+        grouped: bool = True
         # Also what scores the vocabulary, and linear layers inside embeddings.
         head: bool = False
         # Also attention's own two products; kernels that have theirs built in then cannot serve.
@@ -104,6 +106,13 @@ def _check_place(site: Site, product: Config) -> None:
     if site.kind == "linear":
         return
     target: Any = product.target
+    if site.kind == "grouped" and not (target is DotGeneral or getattr(target, "in_groups", False)):
+        raise ConfigError(
+            f"{target.__name__} does not multiply groups of rows, as {site.path} does",
+            code="AX432",
+            where=site.config_path,
+            hint="leave it out with grouped=False, or take the recipe int8 or fp8",
+        )
     needs = getattr(target, "needs_context", False) or getattr(
         product, "stochastic_rounding", False
     )
@@ -113,7 +122,8 @@ def _check_place(site: Site, product: Config) -> None:
             f"{site.path} runs inside a kernel, which has neither",
             code="AX432",
             where=site.config_path,
-            hint="leave it out, or take a recipe that scales by the values at hand",
+            hint=f"leave it out with {site.kind}=False, or take a recipe that scales by the "
+            "values at hand",
         )
 
 
@@ -156,7 +166,9 @@ class DelayedFp8Recipe(Recipe):
     """:class:`DelayedFp8Dot`: float8 scaled by earlier steps' magnitudes."""
 
     class Config(Recipe.Config):
-        """See :class:`DelayedFp8Dot`."""
+        """See :class:`DelayedFp8Dot`, which does not multiply groups of rows."""
+
+        grouped: bool = False
 
         dtype: str = "float8_e4m3fn"
         grad_dtype: str = "float8_e5m2"
@@ -173,7 +185,9 @@ class MxFp8Recipe(Recipe):
     """:class:`MxFp8Dot`: float8 in blocks with powers of two."""
 
     class Config(Recipe.Config):
-        """See :class:`MxFp8Dot`."""
+        """See :class:`MxFp8Dot`, which does not multiply groups of rows."""
+
+        grouped: bool = False
 
         dtype: str = "float8_e4m3fn"
         grad_dtype: str = "float8_e4m3fn"
@@ -231,6 +245,7 @@ class QuantizeModifier(Modifier):
         recipe: Required[str] = REQUIRED
         include: str | tuple[str, ...] | None = None
         exclude: str | tuple[str, ...] | None = None
+        grouped: bool | None = None
         head: bool | None = None
         attention: bool | None = None
         override: bool | None = None
@@ -261,7 +276,7 @@ class QuantizeModifier(Modifier):
         recipe: Any = target() if not isinstance(target, type) else target.Config()
         fields = {
             name: getattr(own, name)
-            for name in ("include", "exclude", "head", "attention", "override")
+            for name in ("include", "exclude", "grouped", "head", "attention", "override")
             if getattr(own, name) is not None
         }
         for name, value in {**fields, **own.options}.items():

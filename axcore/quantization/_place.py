@@ -11,7 +11,7 @@ from axcore.config import Config
 from axcore.errors import ConfigError, did_you_mean
 from axcore.layers import Linear
 from axcore.layers.placement import build_model, spread
-from axcore.layers.roles import BaseAttention, BaseHead
+from axcore.layers.roles import BaseAttention, BaseGroupedLinear, BaseHead
 from axcore.module import Module
 from axcore.ops import BaseDotGeneral, DotGeneral
 
@@ -21,8 +21,8 @@ __all__ = ["DEFAULT_EXCLUDE", "KINDS", "Kind", "Site", "choose", "find_sites", "
 DEFAULT_EXCLUDE = ("**/router", "**/router/**")
 _SHOWN = 5
 
-Kind = Literal["linear", "head", "attention"]
-KINDS: tuple[Kind, ...] = ("linear", "head", "attention")
+Kind = Literal["linear", "grouped", "head", "attention"]
+KINDS: tuple[Kind, ...] = ("linear", "grouped", "head", "attention")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Site:
     Attributes:
         path: Of the layer that owns it, such as ``decoder/layer/3/feed_forward/up``; products of
             which a layer has several go by their own name, ``.../attention/logits_dot``.
-        kind: ``linear``; ``head``, what scores the vocabulary or embeds; or ``attention``, the
-            products of queries with keys and of weights with values.
+        kind: ``linear``; ``grouped``, of a linear layer with a matrix for each group of rows, such
+            as a mixture's experts; ``head``, what scores the vocabulary or embeds; or
+            ``attention``, the products of queries with keys and of weights with values.
         config_path: Of the product's config.
         state_path: Of the product's state, in one layer.
         module: The product.
@@ -67,6 +68,8 @@ def find_sites(model: Module) -> dict[str, Site]:
             kind: Kind = "head"
         elif isinstance(owner, Linear):
             kind = "linear"
+        elif isinstance(owner, BaseGroupedLinear):
+            kind = "grouped"
         elif isinstance(owner, BaseAttention):
             kind = "attention"
         else:

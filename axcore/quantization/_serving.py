@@ -37,7 +37,9 @@ class StoredRecipe(Recipe):
     """
 
     class Config(Recipe.Config):
-        """See :class:`StoredDot`."""
+        """See :class:`StoredDot`, which stores no matrices of groups."""
+
+        grouped: bool = False
 
         dtype: StoredDtype = "int8"
         group: int | None = None
@@ -57,7 +59,7 @@ class StoredRecipe(Recipe):
                 f"the product at {site.path} is {site.kind}, whose weight cannot be stored so",
                 code="AX432",
                 where=site.config_path,
-                hint="leave head and attention out; the cache has recipes of its own",
+                hint="leave grouped, head and attention out; the cache has recipes of its own",
             )
         return copied(self.cfg, StoredDot.Config())
 

@@ -154,10 +154,22 @@ def test_plain_products_stay_what_they_were():
     assert set(products(cfg).values()) == {DotGeneral.__name__}
 
 
-def test_products_that_a_layer_owns_itself_are_left_to_it():
+def test_experts_are_quantized_by_the_recipes_that_multiply_groups_of_rows():
     moe = pytest.importorskip("axlearn_moe", reason="its experts multiply in groups")
     cfg = experiments.get("tiny-lm")
     cfg.replace(FeedForward.Config, moe.MoE.Config(num_experts=4))
-    for recipe in ("none", "int8"):
-        made = apply_modifier(cfg, QuantizeModifier.Config(recipe=recipe, override=True))
-        assert not [path for path in products(made) if "experts" in path]
+
+    def of_experts(recipe, **fields):
+        recipe = QuantizeModifier.Config(recipe=recipe, **fields)
+        made = products(apply_modifier(cfg.copy(), recipe))
+        assert not [path for path in made if "router" in path]
+        return {name for path, name in made.items() if "/experts/" in path}
+
+    assert of_experts("int8") == {"Int8Dot"} and of_experts("fp8") == {"Fp8Dot"}
+    for recipe in ("fp8-delayed", "mxfp8"):
+        assert of_experts(recipe) == {"DotGeneral"}
+        with pytest.raises(ConfigError, match="AX432"):
+            of_experts(recipe, grouped=True)
+    assert of_experts("int8", grouped=False) == {"DotGeneral"}
+    with pytest.raises(ConfigError, match="AX432"):
+        of_experts("int8", options={"stochastic_rounding": True})

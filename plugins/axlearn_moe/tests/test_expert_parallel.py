@@ -26,6 +26,7 @@ from axcore.collection import total_loss
 from axcore.errors import ShardingError
 from axcore.layers import FeedForward, Linear, PipelinedTransformer
 from axcore.parallel import MESH_AXES, ProgramTarget, ShardingRules
+from axcore.quantization import Int8Dot
 from axcore.remat import Remat
 from axlearn_moe import (
     ClampedGLU,
@@ -36,6 +37,7 @@ from axlearn_moe import (
     MoE,
 )
 
+INT8 = dict.fromkeys(("up", "down"), Linear.Config(dot=Int8Dot.Config()))
 GATED = dict(gate=Linear.Config(), experts=Experts.Config(glu=ClampedGLU()))
 
 
@@ -82,6 +84,7 @@ PRODUCTS = [
     (dict(expert=2, seq=2), dict(router=ExpertChoiceRouter.Config())),
     (dict(expert=2, model=2, fsdp=2), dict(dispatch=EinsumDispatch.Config(), **GATED)),
     (dict(expert=8), dict(num_experts=8, top_k=3)),
+    (dict(expert=4), INT8),
 ]
 
 

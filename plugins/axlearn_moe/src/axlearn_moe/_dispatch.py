@@ -134,14 +134,15 @@ class GroupedDispatch(BaseDispatch):
 
     @no_context
     def check(self, experts: BaseExperts) -> None:
-        """Raises ModuleError if the experts' products are not the plain ones."""
-        if not getattr(experts, "is_plain", True):
+        """Raises ModuleError if the experts' products do not multiply groups of rows."""
+        if not getattr(experts, "takes_groups", True):
             raise ModuleError(
                 f"{type(self).__name__} multiplies by groups of rows, which the `dot` of "
                 f"{experts.config_path or experts.path} does not know",
                 code="AX916",
                 where=self.config_path or self.path,
-                hint="use dispatch=EinsumDispatch.Config(), or the plain DotGeneral",
+                hint="use dispatch=EinsumDispatch.Config(), or a product that does, such as the "
+                "plain one, int8 or fp8",
             )
 
     def forward(

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from axcore import ops
 from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
-from axcore.layers import Linear
+from axcore.layers import BaseGroupedLinear, Linear
 from axcore.layers.base import Layer
-from axcore.layers.linear import replacement
 from axcore.module import no_context
 from axcore.ops import BaseDotGeneral
 from axcore.parallel import Axis
@@ -55,10 +54,10 @@ class ClampedGLU:
         return (up + 1) * (gate * jax.nn.sigmoid(self.alpha * gate))
 
 
-class ExpertLinear(Layer):
+class ExpertLinear(BaseGroupedLinear):
     """A linear map for each expert: weight (experts, in, out), bias (experts, out)."""
 
-    class Config(Layer.Config):
+    class Config(BaseGroupedLinear.Config):
         """:class:`Experts` sets all of these; ``linear`` says what one expert's map is like."""
 
         num_experts: Required[int] = REQUIRED
@@ -93,9 +92,15 @@ class ExpertLinear(Layer):
         self.dot = self._add_child("dot", linear.dot, BaseDotGeneral)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the product is the plain one, which a grouped product can take the place of."""
-        return isinstance(self.dot, ops.DotGeneral) and replacement(self.dot) is None
+    def takes_groups(self) -> bool:
+        """Whether the product multiplies groups of rows too."""
+        return isinstance(self.dot, ops.DotGeneral) and self.dot.takes_groups
+
+    @no_context
+    def grouped(self, rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+        """Multiplies rows that are sorted by expert; see :meth:`BaseExperts.grouped`."""
+        assert isinstance(self.dot, ops.DotGeneral)
+        return weight_product(self.dot.grouped(rows, weight, sizes))
 
     def arrays(self) -> dict[str, jax.Array]:
         """Returns weight and bias in the compute dtype."""
@@ -191,6 +196,7 @@ class Experts(BaseExperts):
             name,
             cfg,
             ExpertLinear,
+            config_path=f"{self.config_path.rpartition('.')[0]}.{name}",  # the mixture's field
             num_experts=self.cfg.num_experts,
             input_dim=input_dim,
             output_dim=output_dim,
@@ -198,9 +204,9 @@ class Experts(BaseExperts):
         )
 
     @property
-    def is_plain(self) -> bool:
-        """Whether every product is the plain one; see :meth:`ExpertLinear.is_plain`."""
-        return all(linear.is_plain for linear in self._linears.values())
+    def takes_groups(self) -> bool:
+        """Whether every product multiplies groups of rows too."""
+        return all(linear.takes_groups for linear in self._linears.values())
 
     @property
     def _linears(self) -> dict[str, ExpertLinear]:
@@ -243,7 +249,7 @@ class Experts(BaseExperts):
         of_row = _expert_of_row(sizes, rows.shape[0]) if has_bias else None
 
         def product(name: str, x: jax.Array) -> jax.Array:
-            y = weight_product(ops.grouped_matmul(x, weights[f"{name}/weight"], sizes))
+            y = self._linears[name].grouped(x, weights[f"{name}/weight"], sizes)
             if of_row is None or f"{name}/bias" not in weights:
                 return y
             bias = weights[f"{name}/bias"][of_row]

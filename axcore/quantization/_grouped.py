@@ -1,0 +1,128 @@
+"""Quantized products of groups of rows, each with its own matrix: those of experts.
+
+``y_i = x_i W_e(i)``. A row has a scale of its own, and so has each group's matrix or each of its
+outputs: what a device computes for a row does not depend on which rows it has besides. So results
+do not depend on how groups are split over devices.
+
+The gradient of the rows is quantized the same way. That of the matrices sums over rows, which would
+have to share scales: it runs in the operands' own dtype, on the values that the forward product
+saw.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from axcore import ops
+from axcore.quantization._products import Plan
+from axcore.quantization._values import Operand, Quantized, dequantize, quantize
+
+__all__ = ["quantized_grouped_product"]
+
+_ROW, _COLUMN = 1, 2  # dims of (groups, in, out) that the two products sum over
+
+
+def quantized_grouped_product(
+    plan: Plan, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array
+) -> jax.Array:
+    """:func:`axcore.ops.grouped_matmul` with quantized operands.
+
+    Args:
+        plan: How each operand and the gradient are quantized. ``tensor`` granularity of weights is
+            one scale for each group's matrix; rows have their own in any case.
+        rows: (M, K), sorted by group.
+        weights: (E, K, N).
+        group_sizes: (E,) int32.
+
+    Returns:
+        (M, N) in the dtype of ``rows``; rows past the last group are zero.
+    """
+    return cast("jax.Array", _product(plan, rows, weights, group_sizes))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(plan: Plan, rows: Any, weights: Any, group_sizes: Any) -> jax.Array:
+    return _forward(plan, rows, weights, group_sizes)[0]
+
+
+class _Saved(NamedTuple):
+    rows: jax.Array
+    weights: jax.Array
+    group_sizes: jax.Array
+
+
+def _forward(plan: Plan, rows: Any, weights: Any, group_sizes: Any) -> tuple[jax.Array, _Saved]:
+    y = _multiply(plan.lhs, rows, plan.rhs, weights, group_sizes, summed=_ROW)
+    return y.astype(rows.dtype), _Saved(rows, weights, group_sizes)
+
+
+def _backward(plan: Plan, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
+    rows, weights, sizes = saved
+    seen_rows = _seen(rows, plan.lhs, (1,))
+    seen_weights = _seen(weights, plan.rhs, _shared(plan.rhs, _ROW))
+    _, pull = jax.vjp(lambda x, w: ops.grouped_matmul(x, w, sizes), seen_rows, seen_weights)
+    d_rows, d_weights = pull(grad.astype(rows.dtype))
+    if plan.grad is not None and plan.grad_lhs:
+        d_rows = _multiply(plan.grad, grad, plan.rhs, weights, sizes, summed=_COLUMN)
+    zero = np.zeros(sizes.shape, jax.dtypes.float0)
+    return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), zero
+
+
+_product.defvjp(_forward, _backward)
+
+
+def _multiply(
+    rows_how: Operand | None,
+    rows: jax.Array,
+    weights_how: Operand | None,
+    weights: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    summed: int,
+) -> jax.Array:
+    """Returns the product over ``summed`` of the weights (groups, in, out); float32 if scaled."""
+    shared = _shared(weights_how, summed)
+    if rows_how is None or weights_how is None:
+        rows, weights = _seen(rows, rows_how, (1,)), _seen(weights, weights_how, shared)
+        return ops.grouped_matmul(rows, _turned(weights, summed), group_sizes)
+    a = quantize(rows, rows_how, (1,))
+    b = quantize(weights, weights_how, shared)
+    integers = jnp.issubdtype(a.values.dtype, jnp.integer)
+    sums = ops.grouped_matmul(
+        a.values,
+        _turned(b.values, summed),
+        group_sizes,
+        preferred_element_type="int32" if integers else "float32",
+    )
+    of_group = _turned(b.scale, summed)[:, 0]  # (groups, out or 1)
+    return sums.astype(jnp.float32) * a.scale * of_group[_groups(group_sizes, rows.shape[0])]
+
+
+def _shared(how: Operand | None, summed: int) -> tuple[int, ...]:
+    """Returns the dims of the weights that share a scale."""
+    return (_ROW, _COLUMN) if how is not None and how.granularity == "tensor" else (summed,)
+
+
+def _turned(weights: jax.Array, summed: int) -> jax.Array:
+    """Returns the weights with the summed dim second."""
+    return weights if summed == _ROW else jnp.swapaxes(weights, _ROW, _COLUMN)
+
+
+def _seen(x: jax.Array, how: Operand | None, shared: tuple[int, ...]) -> jax.Array:
+    """Returns an operand as the quantized product sees it."""
+    if how is None:
+        return x
+    q: Quantized = quantize(x, how, shared)
+    return dequantize(q, x.dtype)
+
+
+def _groups(group_sizes: jax.Array, num_rows: int) -> jax.Array:
+    """Returns int32 (rows,): the group of each; the last one for rows past all of them."""
+    ends = jnp.cumsum(group_sizes)
+    of_row = jnp.searchsorted(ends, jnp.arange(num_rows), side="right")
+    return jnp.minimum(of_row, group_sizes.size - 1)

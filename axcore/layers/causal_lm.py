@@ -21,6 +21,7 @@ from axcore.layers.roles import (
     BaseMultiToken,
     BasePosition,
     SequenceInfo,
+    with_ids,
 )
 from axcore.ops import LinearCrossEntropy
 
@@ -178,7 +179,7 @@ class CausalLM(Layer):
             prefix_lengths = jnp.max(positions, axis=1) + 1
         info = SequenceInfo(
             positions,
-            token_values=token_values or {},
+            token_values=with_ids(input_ids, token_values),
             prefix_lengths=prefix_lengths,
             purpose="prefill",
         )
@@ -191,7 +192,9 @@ class CausalLM(Layer):
         token_values: Mapping[str, jax.Array] | None = None,
     ) -> jax.Array:
         """Like ``prefill`` for the next tokens of each row, int32 (batch, seq), usually seq 1."""
-        info = SequenceInfo(positions, token_values=token_values or {}, purpose="decode")
+        info = SequenceInfo(
+            positions, token_values=with_ids(input_ids, token_values), purpose="decode"
+        )
         return self._last_logits(input_ids, info)
 
     def _last_logits(self, input_ids: jax.Array, info: SequenceInfo) -> jax.Array:
@@ -220,6 +223,6 @@ def _info(
     return SequenceInfo(
         positions,
         segment_ids,
-        token_values=token_values or {},
+        token_values=with_ids(input_ids, token_values),
         prefix_lengths=prefix_lengths,
     )

@@ -18,6 +18,7 @@ from axcore.layers.roles import (
     BaseHead,
     BasePosition,
     SequenceInfo,
+    with_ids,
 )
 from axcore.layers.transformer import CrossTransformerLayer
 from axcore.ops import LinearCrossEntropy
@@ -150,13 +151,18 @@ class EncoderDecoder(Layer):
             state updates.
         """
         info = SequenceInfo(
-            positions, memory=memory, memory_segment_ids=memory_segment_ids, purpose="prefill"
+            positions,
+            token_values=with_ids(input_ids),
+            memory=memory,
+            memory_segment_ids=memory_segment_ids,
+            purpose="prefill",
         )
         return self._last_logits(input_ids, info)
 
     def decode(self, input_ids: jax.Array, positions: jax.Array) -> jax.Array:
         """Like ``prefill`` for the next tokens of each row; the memory is in the caches."""
-        return self._last_logits(input_ids, SequenceInfo(positions, purpose="decode"))
+        info = SequenceInfo(positions, token_values=with_ids(input_ids), purpose="decode")
+        return self._last_logits(input_ids, info)
 
     def _last_logits(self, input_ids: jax.Array, info: SequenceInfo) -> jax.Array:
         hidden = self._decoded(input_ids, info)
@@ -175,6 +181,7 @@ class EncoderDecoder(Layer):
         info = SequenceInfo(
             _or_indices(positions, input_ids),
             segment_ids,
+            token_values=with_ids(input_ids),
             memory=self._encoded(source_ids, source_segment_ids, source_positions),
             memory_segment_ids=source_segment_ids,
         )
@@ -186,7 +193,9 @@ class EncoderDecoder(Layer):
         segment_ids: jax.Array | None,
         positions: jax.Array | None,
     ) -> jax.Array:
-        info = SequenceInfo(_or_indices(positions, source_ids), segment_ids)
+        info = SequenceInfo(
+            _or_indices(positions, source_ids), segment_ids, token_values=with_ids(source_ids)
+        )
         x = self.embedding(source_ids)
         if self.encoder_position is not None:
             x = self.encoder_position(x, info)

@@ -26,6 +26,7 @@ from axcore.layers.roles import (
     BasePooler,
     BasePosition,
     SequenceInfo,
+    with_ids,
 )
 from axcore.module import Initializer
 from axcore.ops import LinearCrossEntropy
@@ -223,4 +224,4 @@ def _info(
     if positions is None:
         row = jnp.arange(input_ids.shape[1], dtype=jnp.int32)
         positions = jnp.broadcast_to(row, input_ids.shape)
-    return SequenceInfo(positions, segment_ids)
+    return SequenceInfo(positions, segment_ids, token_values=with_ids(input_ids))

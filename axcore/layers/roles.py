@@ -38,6 +38,7 @@ __all__ = [
     "BaseSharedValues",
     "BaseTransformerLayer",
     "SequenceInfo",
+    "with_ids",
 ]
 
 
@@ -55,7 +56,8 @@ class SequenceInfo:
         layer_values: Scalars of the running layer by name (window, rotary base, ...); see
             ``BaseStack.Config.layer_values``.
         token_values: Further values of each token by name, (batch, seq, ...), such as the positions
-            on several axes of an image's tokens.
+            on several axes of an image's tokens. Models of tokens give their ids, (batch, seq)
+            int32, as ``input_ids``.
         prefix_lengths: (batch,) int32, how many first tokens every token sees, of each document of
             the row; read by attention whose mask is ``PrefixLM(None)``.
         memory: (batch, source, dim) what cross attention reads, an encoder's output. Not needed in
@@ -78,6 +80,18 @@ class SequenceInfo:
     purpose: Literal["train", "prefill", "decode"] = dataclasses.field(
         default="train", metadata=dict(static=True)
     )
+
+
+def with_ids(
+    input_ids: jax.Array, others: Mapping[str, jax.Array] | None = None
+) -> dict[str, jax.Array]:
+    """Returns ``token_values`` with the tokens' ids, for layers that go by them.
+
+    Args:
+        input_ids: int32 (batch, seq).
+        others: Further values of each token.
+    """
+    return {"input_ids": input_ids, **(others or {})}
 
 
 class BaseGroupedLinear(Layer):

@@ -87,6 +87,11 @@ def _drive() -> None:
     ]
     try:
         outputs = [p.communicate(timeout=request["timeout_seconds"]) for p in started]
+    except subprocess.TimeoutExpired:
+        for p in started:
+            p.kill()
+        said = "\n".join(f"process {i}:\n{p.communicate()[1]}" for i, p in enumerate(started))
+        sys.exit(f"not finished after {request['timeout_seconds']} s\n{said}")
     finally:
         for p in started:
             p.kill()

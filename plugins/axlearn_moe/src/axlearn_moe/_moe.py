@@ -33,8 +33,8 @@ class MoE(BaseFeedForward):
 
     Padding (``info.segment_ids`` 0, or a negative position) goes to no expert, takes no one's place
     and weighs nothing in losses and summaries. In training ``losses`` go to the learner. Summaries:
-    ``load`` (experts,), the share of the assignments that each expert got; ``max_load``, the
-    largest times the number of experts (1 when balanced); ``dropped_fraction`` of assignments; and
+    ``load`` (experts,), the share of the assignments that each expert got; ``max_load``
+    and ``min_load``, the largest and the smallest times the number of experts (1 when balanced); ``dropped_fraction`` of assignments; and
     ``router_entropy`` in nats.
     """
 
@@ -147,6 +147,7 @@ class MoE(BaseFeedForward):
         share = loads / jnp.maximum(num_asked, 1.0)
         ctx.add_summary("load", share, weight=num_asked)
         ctx.add_summary("max_load", jnp.max(share) * asked.num_experts, weight=num_asked)
+        ctx.add_summary("min_load", jnp.min(share) * asked.num_experts, weight=num_asked)
         kept = jnp.sum(routing.valid, dtype=jnp.float32) - lost
         dropped = 1.0 - kept / jnp.maximum(num_asked, 1.0)
         ctx.add_summary("dropped_fraction", dropped, weight=num_asked)

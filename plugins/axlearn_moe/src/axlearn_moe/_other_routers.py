@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from axcore.errors import ModuleError
 from axcore.layers import SequenceInfo
 from axlearn_moe._routers import BaseRouter, ScoreRouter
-from axlearn_moe._routing import Routing, expert_capacity
+from axlearn_moe._routing import Routing, best, chosen, expert_capacity
 
 __all__ = ["ExpertChoiceRouter", "HashRouter", "Top2RandomRouter"]
 
@@ -34,8 +34,8 @@ class Top2RandomRouter(ScoreRouter):
         del info
         logits = self._logits(x)
         probs = jax.nn.softmax(logits)
-        _, experts = jax.lax.top_k(jax.lax.stop_gradient(probs), 2)
-        gates = jnp.take_along_axis(probs, experts, axis=-1)
+        experts = best(jax.lax.stop_gradient(probs), 2)
+        gates = chosen(probs, experts)
         gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
         second = real
         if self._context.is_training:
@@ -96,15 +96,16 @@ class HashRouter(BaseRouter):
                 f"{sorted(info.token_values) or 'nothing'}",
                 code="AX915",
                 where=self.config_path or self.path,
-                hint=f"give the model token_values={{{_TOKEN_IDS!r}: ids}}, or use TopKRouter",
+                hint=f"give the model token_values={{{_TOKEN_IDS!r}: ids}}; one of images has none: use "
+                "TopKRouter",
             )
         first = _hashed(ids, cfg.seed) % jnp.uint32(cfg.num_experts)
         steps = jnp.arange(cfg.top_k, dtype=jnp.uint32)
         experts = ((first[..., None] + steps) % jnp.uint32(cfg.num_experts)).astype(jnp.int32)
         valid = jnp.broadcast_to(real[..., None], experts.shape)
         gates = jnp.where(valid, 1.0 / cfg.top_k, 0.0).astype(jnp.float32)
-        chosen = jnp.any(experts[..., None] == jnp.arange(cfg.num_experts), axis=-2)
-        probs = chosen / jnp.float32(cfg.top_k)
+        is_chosen = jnp.any(experts[..., None] == jnp.arange(cfg.num_experts), axis=-2)
+        probs = is_chosen / jnp.float32(cfg.top_k)
         return Routing(experts, gates, valid, jnp.zeros_like(probs), probs, real)
 
 

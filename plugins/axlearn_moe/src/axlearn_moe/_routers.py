@@ -15,7 +15,7 @@ from axcore.layers.base import Layer
 from axcore.layers.initializers import Zeros
 from axcore.module import Initializer, ParameterSpec
 from axcore.remat import declare_site, site
-from axlearn_moe._routing import Routing
+from axlearn_moe._routing import Routing, best, chosen
 
 __all__ = ["BaseRouter", "ScoreRouter", "TopKRouter"]
 
@@ -151,8 +151,8 @@ class TopKRouter(ScoreRouter):
             choice = choice + jax.lax.stop_gradient(self._param("choice_bias", "float32"))
         if cfg.num_groups > 1:
             choice = self._within_groups(choice)
-        _, experts = jax.lax.top_k(choice, cfg.top_k)
-        gates = jnp.take_along_axis(scores, experts, axis=-1)
+        experts = best(choice, cfg.top_k)
+        gates = chosen(scores, experts)
         if cfg.top_k > 1 if cfg.normalize is None else cfg.normalize:
             gates = gates / (jnp.sum(gates, axis=-1, keepdims=True) + _TINY)
         gates = jnp.where(real[..., None], gates * cfg.scale, 0.0)
@@ -170,10 +170,10 @@ class TopKRouter(ScoreRouter):
         cfg = self.cfg
         by_group = choice.reshape(*choice.shape[:-1], cfg.num_groups, -1)
         num_best = 1 if cfg.group_score == "max" else min(2, by_group.shape[-1])
-        of_group = jnp.sum(jax.lax.top_k(by_group, num_best)[0], axis=-1)
-        _, best = jax.lax.top_k(of_group, cfg.num_chosen_groups)
-        chosen = jnp.any(best[..., None] == jnp.arange(cfg.num_groups), axis=-2)
-        return jnp.where(chosen[..., None], by_group, -jnp.inf).reshape(choice.shape)
+        of_group = jnp.sum(chosen(by_group, best(by_group, num_best)), axis=-1)
+        groups = best(of_group, cfg.num_chosen_groups)
+        is_open = jnp.any(groups[..., None] == jnp.arange(cfg.num_groups), axis=-2)
+        return jnp.where(is_open[..., None], by_group, -jnp.inf).reshape(choice.shape)
 
 
 def check_groups(cfg: TopKRouter.Config, experts: int, top_k: int, where: str) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from axcore.layers import SequenceInfo
 
-__all__ = ["Routing", "drop_over_capacity", "expert_capacity", "real_tokens"]
+__all__ = ["Routing", "best", "chosen", "drop_over_capacity", "expert_capacity", "real_tokens"]
 
 
 @jax.tree_util.register_dataclass
@@ -57,6 +57,34 @@ class Routing:
     def num_real(self) -> jax.Array:
         """Returns the float32 number of tokens that are no padding."""
         return jnp.sum(self.real, dtype=jnp.float32)
+
+
+def best(scores: jax.Array, num: int) -> jax.Array:
+    """Returns int32 (..., num): where each row's largest scores are, the largest first.
+
+    Of equal scores the first counts, as in ``jax.lax.top_k``, which is not used: compilers do not
+    split it over devices, so that each would choose for the tokens of all. It takes ``num`` passes
+    over dims of experts, which are short.
+    """
+    where = []
+    for _ in range(num):
+        at = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        where.append(at)
+        scores = jnp.where(_is_at(at, scores.shape[-1]), -jnp.inf, scores)
+    return jnp.stack(where, axis=-1)
+
+
+def chosen(values: jax.Array, where: jax.Array) -> jax.Array:
+    """Returns (..., num): the values (..., experts) at the places ``where``, as sums.
+
+    The derivative of an indexed read is an indexed sum, which compilers do not split either.
+    """
+    at = _is_at(where, values.shape[-1])  # (..., num, experts)
+    return jnp.sum(jnp.where(at, values[..., None, :], 0), axis=-1)
+
+
+def _is_at(where: jax.Array, num: int) -> jax.Array:
+    return where[..., None] == jnp.arange(num, dtype=where.dtype)
 
 
 def real_tokens(info: SequenceInfo) -> jax.Array:

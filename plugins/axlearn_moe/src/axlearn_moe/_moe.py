@@ -33,9 +33,9 @@ class MoE(BaseFeedForward):
 
     Padding (``info.segment_ids`` 0, or a negative position) goes to no expert, takes no one's place
     and weighs nothing in losses and summaries. In training ``losses`` go to the learner. Summaries:
-    ``load`` (experts,), the share of the assignments that each expert got; ``max_load``
-    and ``min_load``, the largest and the smallest times the number of experts (1 when balanced); ``dropped_fraction`` of assignments; and
-    ``router_entropy`` in nats.
+    ``load`` (experts,), the share of the assignments that each expert got; ``max_load`` and
+    ``min_load``, the largest and the smallest times the number of experts (1 when balanced);
+    ``dropped_fraction`` of assignments; and ``router_entropy`` in nats.
     """
 
     class Config(BaseFeedForward.Config):

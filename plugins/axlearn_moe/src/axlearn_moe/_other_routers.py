@@ -96,8 +96,8 @@ class HashRouter(BaseRouter):
                 f"{sorted(info.token_values) or 'nothing'}",
                 code="AX915",
                 where=self.config_path or self.path,
-                hint=f"give the model token_values={{{_TOKEN_IDS!r}: ids}}; one of images has none: use "
-                "TopKRouter",
+                hint=f"give the model token_values={{{_TOKEN_IDS!r}: ids}}; one of images has "
+                "none: use TopKRouter",
             )
         first = _hashed(ids, cfg.seed) % jnp.uint32(cfg.num_experts)
         steps = jnp.arange(cfg.top_k, dtype=jnp.uint32)

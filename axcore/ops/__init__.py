@@ -37,12 +37,14 @@ _PUBLIC = {
     "activation": "axcore.ops._activation",
     "add_rms_norm": "axcore.ops._norms",
     "all_gather_matmul": "axcore.ops._collective_matmul",
+    "ambient_target": "axcore.ops._select",
     "attention": "axcore.ops._attention",
     "gated_activation": "axcore.ops._activation",
     "grouped_matmul": "axcore.ops._grouped_matmul",
     "layer_norm": "axcore.ops._norms",
     "linear_cross_entropy": "axcore.ops._linear_cross_entropy",
     "matmul_reduce_scatter": "axcore.ops._collective_matmul",
+    "on_target": "axcore.ops._select",
     "paged_attention": "axcore.ops._paged_attention",
     "record_choices": "axcore.ops._select",
     "reference": "axcore.ops._select",
@@ -74,6 +76,8 @@ if TYPE_CHECKING:
     from axcore.ops._records import Refusal as Refusal
     from axcore.ops._rotary import rotary as rotary
     from axcore.ops._select import REFERENCE as REFERENCE
+    from axcore.ops._select import ambient_target as ambient_target
+    from axcore.ops._select import on_target as on_target
     from axcore.ops._select import record_choices as record_choices
     from axcore.ops._select import reference as reference
     from axcore.ops._select import select as select

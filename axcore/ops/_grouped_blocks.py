@@ -38,17 +38,18 @@ class _Tiles(NamedTuple):
 
 
 def blocked_grouped_matmul(
-    rows: jax.Array, weights: jax.Array, group_sizes: jax.Array, sums: str
+    rows: jax.Array, weights: jax.Array, group_sizes: jax.Array, sums: str, result: str
 ) -> jax.Array:
-    """Computes the product of :func:`axcore.ops.grouped_matmul`, in the dtype of its sums.
+    """Computes the product of :func:`axcore.ops.grouped_matmul`.
 
     Args:
         rows: (M, K), sorted by group.
         weights: (E, K, N).
         group_sizes: (E,) int32.
-        sums: Dtype name of sums and result.
+        sums: Dtype name of the sums of a tile, and of a group's weight gradient.
+        result: Dtype name of the result: what is kept for all rows.
     """
-    return _product(sums, rows, weights, group_sizes)
+    return _product(sums, result, rows, weights, group_sizes)
 
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:
@@ -83,13 +84,16 @@ def _for_each(
     return lax.scan(step, out, tiles)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(sums: str, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    return _forward(sums, rows, weights, group_sizes)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(
+    sums: str, result: str, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array
+) -> jax.Array:
+    return _forward(sums, result, rows, weights, group_sizes)
 
 
 def _forward(
     sums: str,
+    result: str,
     rows_mk: jax.Array,
     weights: jax.Array,
     group_sizes: jax.Array,
@@ -108,9 +112,9 @@ def _forward(
         dims = (((1,), (contracted - 1,)), ((), ()))
         out_tn = lax.dot_general(rows_tk, weight, dims, preferred_element_type=jnp.dtype(sums))
         # Rows past the group's end are written again by the tiles of the next groups.
-        return lax.dynamic_update_slice_in_dim(out_mn, out_tn, at.starts, 0)
+        return lax.dynamic_update_slice_in_dim(out_mn, out_tn.astype(result), at.starts, 0)
 
-    out_mn = _for_each(tiles, multiply, jnp.zeros((m + tile, n), sums))
+    out_mn = _for_each(tiles, multiply, jnp.zeros((m + tile, n), result))
     in_a_group = jnp.arange(m) < jnp.sum(group_sizes)
     return jnp.where(in_a_group[:, None], out_mn[:m], 0)
 
@@ -142,19 +146,20 @@ def _weight_gradient(
 
 
 def _save(
-    sums: str, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array
+    sums: str, result: str, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    return _forward(sums, rows, weights, group_sizes), (rows, weights, group_sizes)
+    return _forward(sums, result, rows, weights, group_sizes), (rows, weights, group_sizes)
 
 
 def _backward(
-    sums: str, saved: tuple[jax.Array, jax.Array, jax.Array], grads: jax.Array
+    sums: str, result: str, saved: tuple[jax.Array, jax.Array, jax.Array], grads: jax.Array
 ) -> tuple[jax.Array, jax.Array, np.ndarray]:
+    del result
     rows, weights, group_sizes = saved
-    d_rows = _forward(sums, grads, weights, group_sizes, contracted=2)
+    d_rows = _forward(sums, rows.dtype.name, grads, weights, group_sizes, contracted=2)
     d_weights = _weight_gradient(sums, rows, grads, group_sizes)
     zero = np.zeros(group_sizes.shape, jax.dtypes.float0)
-    return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), zero
+    return d_rows, d_weights.astype(weights.dtype), zero
 
 
 _product.defvjp(_save, _backward)

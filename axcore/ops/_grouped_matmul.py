@@ -80,9 +80,9 @@ def grouped_matmul_xla(
         sums = jnp.dtype(jnp.int32)
     else:
         sums = jnp.dtype(jnp.float32 if rows.dtype.itemsize < 4 else rows.dtype)
+    result = jnp.dtype(preferred_element_type or rows.dtype)
     target = ambient_target()
     if target is None or target.platform in _EXPANDED:
-        out = blocked_grouped_matmul(rows, weights, group_sizes, sums.name)
-    else:
-        out = lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=sums)
-    return out.astype(preferred_element_type or rows.dtype)
+        return blocked_grouped_matmul(rows, weights, group_sizes, sums.name, result.name)
+    out = lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=sums)
+    return out.astype(result)

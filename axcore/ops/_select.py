@@ -46,12 +46,14 @@ __all__ = [
     "dispatch",
     "kv_repeats",
     "local_implementation",
+    "on_target",
     "record_choices",
     "reference",
     "select",
     "sharded_axes",
 ]
 
+_TARGET: ContextVar[Target | None] = ContextVar("axcore_target", default=None)
 _RECORDERS: ContextVar[tuple[list[KernelChoice], ...]] = ContextVar("axcore_choices", default=())
 
 
@@ -73,9 +75,23 @@ def record_choices() -> Iterator[list[KernelChoice]]:
 
 
 def ambient_target() -> Target | None:
-    """The target of the module call that is running, or None outside of one."""
+    """The target of the module call that is running; outside of one that of :func:`on_target`."""
     context = current_context()
-    return None if context is None else context.target
+    return _TARGET.get() if context is None else context.target
+
+
+@contextmanager
+def on_target(target: Target | None) -> Iterator[None]:
+    """Runs ops for a target outside of module calls.
+
+    A derivative's rule runs there; it captures the target of its call
+    (:func:`ambient_target`) and calls ops inside of this.
+    """
+    token = _TARGET.set(target)
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
 
 
 def dispatch(

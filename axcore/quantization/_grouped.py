@@ -42,12 +42,21 @@ def quantized_grouped_product(
     Returns:
         (M, N) in the dtype of ``rows``; rows past the last group are zero.
     """
-    return cast("jax.Array", _product(plan, rows, weights, group_sizes))
+    call = _Call(plan, ops.ambient_target())
+    return cast("jax.Array", _product(call, rows, weights, group_sizes))
+
+
+class _Call:
+    """What the rules of the derivative, which run outside of the call, know of it."""
+
+    def __init__(self, plan: Plan, target: Any):
+        self.plan = plan
+        self.target = target
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(plan: Plan, rows: Any, weights: Any, group_sizes: Any) -> jax.Array:
-    return _forward(plan, rows, weights, group_sizes)[0]
+def _product(call: _Call, rows: Any, weights: Any, group_sizes: Any) -> jax.Array:
+    return _forward(call, rows, weights, group_sizes)[0]
 
 
 class _Saved(NamedTuple):
@@ -56,12 +65,19 @@ class _Saved(NamedTuple):
     group_sizes: jax.Array
 
 
-def _forward(plan: Plan, rows: Any, weights: Any, group_sizes: Any) -> tuple[jax.Array, _Saved]:
-    y = _multiply(plan.lhs, rows, plan.rhs, weights, group_sizes, summed=_ROW)
+def _forward(call: _Call, rows: Any, weights: Any, group_sizes: Any) -> tuple[jax.Array, _Saved]:
+    plan = call.plan
+    with ops.on_target(call.target):
+        y = _multiply(plan.lhs, rows, plan.rhs, weights, group_sizes, summed=_ROW)
     return y.astype(rows.dtype), _Saved(rows, weights, group_sizes)
 
 
-def _backward(plan: Plan, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
+def _backward(call: _Call, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
+    with ops.on_target(call.target):
+        return _gradients(call.plan, saved, grad)
+
+
+def _gradients(plan: Plan, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
     rows, weights, sizes = saved
     seen_rows = _seen(rows, plan.lhs, (1,))
     seen_weights = _seen(weights, plan.rhs, _shared(plan.rhs, _ROW))

@@ -206,7 +206,7 @@ def _needed(
     instance: Instance,
     choice: RematChoice,
     model: int,
-    expert: int,
+    groups: int,
     rows: int,
     steps: int,
 ) -> float:
@@ -214,14 +214,14 @@ def _needed(
     per_slice = instance.num_devices // instance.num_slices
     layers = max(traits.num_layers, 1)
     factor = _STATE_FACTOR if steps == 1 else _STATE_FACTOR_WITH_SUM
-    # What is not of experts lies on all parts of ``expert`` alike.
-    rest = (traits.parameter_bytes - traits.expert_bytes) * expert
+    # What is not of experts lies with all groups of them alike.
+    rest = (traits.parameter_bytes - traits.expert_bytes) * groups
     state = factor * (traits.expert_bytes + rest) / per_slice
-    gathered = _GATHERED_LAYERS * traits.expert_bytes / 2 / layers / expert / model
+    gathered = _GATHERED_LAYERS * traits.expert_bytes / 2 / layers / groups / model
     tokens = rows * (traits.seq_len or 1)
     width = choice.whole + choice.split / model
     saved = 2 * tokens * layers * traits.embed_dim * width
-    assigned = 2 * tokens * traits.embed_dim * traits.experts_per_token * expert
+    assigned = 2 * tokens * traits.embed_dim * traits.experts_per_token * groups
     # A layer at work has queries, keys, values, their gradients and attention's result.
     attention = 2 * tokens * 3 * traits.head_features / model
     return state + gathered + saved + _ASSIGNED_COPIES * assigned + attention

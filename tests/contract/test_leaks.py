@@ -29,6 +29,13 @@ EXEMPT = {
     "logical axis `experts` is; any package may split a dim over it",
     ("axcore/parallel/cost/*.py", "branch", "*expert*"): "accounting of parameters that carry the "
     "logical axis `experts`: it asks for the axis, whoever uses it, and for no layer",
+    ("axcore/parallel/traits.py", "branch", "*expert*"): "the same, for mesh rules",
+    (
+        "axcore/parallel/traits.py",
+        "field",
+        "*expert*",
+    ): "what that accounting found, for mesh rules",
+    ("axcore/parallel/fit.py", "branch", "*expert*"): "arithmetic of the mesh axis `expert`",
     ("plugins/axlearn_models/src/*/convert.py", "branch", "*"): "reads and writes the files of "
     "another library, which name their settings and tensors so; no model looks at it",
     ("plugins/axlearn_models/src/*/_hugging_face.py", "branch", "*"): "the same, shared by the "

@@ -34,7 +34,7 @@ EXEMPT = {
         "axcore/parallel/traits.py",
         "field",
         "*expert*",
-    ): "what that accounting found, for mesh rules",
+    ): "what that accounting found",
     ("axcore/parallel/fit.py", "branch", "*expert*"): "arithmetic of the mesh axis `expert`",
     ("plugins/axlearn_models/src/*/convert.py", "branch", "*"): "reads and writes the files of "
     "another library, which name their settings and tensors so; no model looks at it",

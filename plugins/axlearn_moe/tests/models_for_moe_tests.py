@@ -130,9 +130,11 @@ def run_layer(
     return y, collection, grads
 
 
-def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """Compares trees relative to each array's largest magnitude."""
+def assert_close(
+    got: Any, expected: Any, tolerance: float = 1e-5, *, least_scale: float = 1e-2
+) -> None:
+    """Compares trees relative to each array's largest magnitude, or to ``least_scale``."""
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        scale = max(float(np.max(np.abs(b), initial=0.0)), 1e-2)
+        scale = max(float(np.max(np.abs(b), initial=0.0)), least_scale)
         np.testing.assert_allclose(np.asarray(a) / scale, np.asarray(b) / scale, atol=tolerance)

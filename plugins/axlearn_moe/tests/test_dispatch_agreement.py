@@ -48,6 +48,10 @@ def run(cfg: MoE.Config, shape: tuple[int, int], seed: int, loads: str) -> Any:
     return y, collection, grads
 
 
+# Values and weights are of size 1, and so are the terms of every sum. Some gradients of a router
+# are small only because such terms cancel, so errors are measured against 1, not against those.
+
+
 @pytest.mark.slow
 @hypothesis.given(st.sampled_from(SHAPES), st.integers(0, 2**32 - 1), st.sampled_from(LOADS))
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -59,8 +63,8 @@ def test_layers_agree_with_the_one_hot_reference_and_with_unlimited_capacity(sha
 
     reference = made(dispatch=EinsumDispatch.Config())
     assert float(reference[1].summaries["dropped_fraction"].result()) == 0
-    assert_close(made(), reference)
-    assert_close(made(capacity_factor=1e6), reference)  # infinity
+    assert_close(made(), reference, least_scale=1.0)
+    assert_close(made(capacity_factor=1e6), reference, least_scale=1.0)  # infinity
 
 
 @pytest.mark.slow
@@ -72,6 +76,6 @@ def test_layers_that_drop_agree_with_the_one_hot_reference(seed, loads):
         run(cfg_of(num_experts, top_k, capacity_factor=0.7, **fields), (batch, seq), seed, loads)
         for fields in ({}, {"dispatch": EinsumDispatch.Config()})
     ]
-    assert_close(*made)
+    assert_close(*made, least_scale=1.0)
     if loads == LOADS[1]:
         assert float(made[0][1].summaries["dropped_fraction"].result()) > 0

@@ -40,6 +40,7 @@ _PUBLIC = {
     "ambient_target": "axcore.ops._select",
     "attention": "axcore.ops._attention",
     "gated_activation": "axcore.ops._activation",
+    "group_of_rows": "axcore.ops._grouped_matmul",
     "grouped_matmul": "axcore.ops._grouped_matmul",
     "layer_norm": "axcore.ops._norms",
     "linear_cross_entropy": "axcore.ops._linear_cross_entropy",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from axcore.ops._attention import attention as attention
     from axcore.ops._collective_matmul import all_gather_matmul as all_gather_matmul
     from axcore.ops._collective_matmul import matmul_reduce_scatter as matmul_reduce_scatter
+    from axcore.ops._grouped_matmul import group_of_rows as group_of_rows
     from axcore.ops._grouped_matmul import grouped_matmul as grouped_matmul
     from axcore.ops._linear_cross_entropy import LinearCrossEntropy as LinearCrossEntropy
     from axcore.ops._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy

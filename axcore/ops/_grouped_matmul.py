@@ -11,7 +11,7 @@ from axcore.errors import OpError
 from axcore.ops._grouped_blocks import blocked_grouped_matmul
 from axcore.ops._select import Operand, ambient_target, dispatch
 
-__all__ = ["grouped_matmul", "grouped_matmul_xla"]
+__all__ = ["group_of_rows", "grouped_matmul", "grouped_matmul_xla"]
 
 # Where XLA makes a ragged product of one dense product with all groups' matrices: E times the work
 # and the memory. Compiled for 512 GPUs, 128 experts took 416 GiB a device instead of 33.
@@ -66,6 +66,17 @@ def grouped_matmul(
         options={"preferred_element_type": preferred_element_type},
         implementation=implementation,
     )
+
+
+def group_of_rows(group_sizes: jax.Array, num_rows: int) -> jax.Array:
+    """Returns int32 (rows,): the group of each row; the last one for rows past all groups.
+
+    Args:
+        group_sizes: (E,) int32.
+        num_rows: At least the sum of the sizes.
+    """
+    of_row = jnp.searchsorted(jnp.cumsum(group_sizes), jnp.arange(num_rows), side="right")
+    return jnp.minimum(of_row, group_sizes.size - 1)
 
 
 def grouped_matmul_xla(

@@ -116,7 +116,8 @@ def _multiply(
         preferred_element_type="int32" if integers else "float32",
     )
     of_group = _turned(b.scale, summed)[:, 0]  # (groups, out or 1)
-    return sums.astype(jnp.float32) * a.scale * of_group[_groups(group_sizes, rows.shape[0])]
+    of_row = ops.group_of_rows(group_sizes, rows.shape[0])
+    return sums.astype(jnp.float32) * a.scale * of_group[of_row]
 
 
 def _shared(how: Operand | None, summed: int) -> tuple[int, ...]:
@@ -135,10 +136,3 @@ def _seen(x: jax.Array, how: Operand | None, shared: tuple[int, ...]) -> jax.Arr
         return x
     q: Quantized = quantize(x, how, shared)
     return dequantize(q, x.dtype)
-
-
-def _groups(group_sizes: jax.Array, num_rows: int) -> jax.Array:
-    """Returns int32 (rows,): the group of each; the last one for rows past all of them."""
-    ends = jnp.cumsum(group_sizes)
-    of_row = jnp.searchsorted(ends, jnp.arange(num_rows), side="right")
-    return jnp.minimum(of_row, group_sizes.size - 1)

@@ -12,7 +12,7 @@ from axcore.collection import total_loss
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers import FeedForward
 from axcore.train.assemble import parse_modifier
-from axlearn_moe import EinsumDispatch, MoE, MoEModifier, TopKRouter
+from axlearn_moe import EinsumDispatch, HashRouter, MoE, MoEModifier, TopKRouter
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -130,3 +130,10 @@ def test_the_modifier_refuses_what_cannot_be_before_anything_is_built(fields, co
     with pytest.raises(ModuleError, match=code) as raised:
         modifier(experiments.get("tiny-lm"))
     assert near in str(raised.value)
+
+
+def test_a_hash_router_goes_by_the_ids_that_a_model_of_tokens_gives():
+    cfg = small("fuji-test-v3")
+    cfg.replace(FeedForward.Config, MoE.Config(num_experts=4, router=HashRouter.Config()))
+    collection, _ = training_step(cfg.model.instantiate(name="model"))
+    assert collection.summaries

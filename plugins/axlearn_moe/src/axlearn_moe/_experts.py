@@ -246,7 +246,7 @@ class Experts(BaseExperts):
     ) -> jax.Array:
         """Returns what the experts make of rows that are sorted by expert; see the role."""
         has_bias = any(linear.cfg.linear.bias for linear in self._linears.values())
-        of_row = _expert_of_row(sizes, rows.shape[0]) if has_bias else None
+        of_row = ops.group_of_rows(sizes, rows.shape[0]) if has_bias else None
 
         def product(name: str, x: jax.Array) -> jax.Array:
             y = self._linears[name].grouped(x, weights[f"{name}/weight"], sizes)
@@ -266,9 +266,3 @@ class Experts(BaseExperts):
         if self.cfg.glu is not None:
             return self.cfg.glu(gate, up)
         return ops.gated_activation(gate, up, self.cfg.activation)
-
-
-def _expert_of_row(sizes: jax.Array, num_rows: int) -> jax.Array:
-    """Returns int32 (rows,): the expert of each; the last one's for rows past all groups."""
-    of_row = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(num_rows), side="right")
-    return jnp.minimum(of_row, sizes.size - 1)

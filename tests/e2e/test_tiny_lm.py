@@ -76,17 +76,24 @@ def test_a_continuation_is_shown(run):
     assert sample["text"].count(" ") > 10
 
 
-def test_the_readmes_further_commands_work_on_it(run):
+def test_the_readmes_further_commands_work_on_it(run, tmp_path):
     lines = (Path(__file__).parents[2] / "README.md").read_text().splitlines()
     told = [shlex.split(line) for line in lines if "--from runs/tiny-lm" in line]
-    assert [words[:2] for words in told] == [["axcore", "generate"], ["axcore", "eval"]]
-    made, scored = (
-        axcore(*(run[0] if word == "runs/tiny-lm" else word for word in words[1:]), "--json")
-        for words in told
-    )
-    assert made.returncode == 0, made.stderr
-    assert 0 < json.loads(made.stdout)["tokens"] <= 200
-    assert scored.returncode == 0, scored.stderr
+    said = {}
+    for _, command, *words in told:
+        # What a command reads is the trained run, what it writes lies elsewhere.
+        places = {word: tmp_path / word for word in words if word.startswith("runs/")}
+        places["runs/tiny-lm"] = run[0]
+        done = axcore(command, *(places.get(word, word) for word in words), "--json")
+        assert done.returncode == 0, done.stderr
+        said[command] = json.loads(done.stdout)
+    assert set(said) == {"generate", "eval", "upcycle", "quantize"}
+
+    assert 0 < said["generate"]["tokens"] <= 200
     report = json.loads((run[0] / "report.json").read_text())
-    metrics = json.loads(scored.stdout)["metrics"]
-    assert metrics["bits_per_byte"] == pytest.approx(report["eval"]["bits_per_byte"], rel=1e-4)
+    bits = report["eval"]["bits_per_byte"]
+    assert said["eval"]["metrics"]["bits_per_byte"] == pytest.approx(bits, rel=1e-4)
+    # Four experts where one layer was: three more copies of it, and routers.
+    assert said["upcycle"]["mixtures"] == 2
+    assert said["upcycle"]["parameters_after"] > 2 * report["num_parameters"]
+    assert said["quantize"]["bytes_after"] < said["quantize"]["bytes_before"] / 2

@@ -29,7 +29,7 @@ from axcore.train._processes import check_same, gather_json
 from axcore.train._program import EvalProgram, Program
 from axcore.train._report import (
     finite,
-    flat_scalars,
+    flat_metrics,
     kernel_report,
     reference,
     sample,
@@ -390,13 +390,14 @@ class _Run:
             )
         seconds = self.timing.step_seconds(step)
         per_step = self.cfg.batch_size * self.cfg.seq_len
+        scalars, vectors = flat_metrics(values)
         self.last = {
-            **flat_scalars(values),
+            **scalars,
             "tokens": step * per_step,
             "step_seconds": seconds,
             "tokens_per_second": per_step / seconds if seconds else 0.0,
         }
-        self._if_primary(self.writers.write, step, self.last)
+        self._if_primary(self.writers.write, step, {**self.last, **vectors})
         self.callbacks.emit("step", step=step, metrics=self.last)
 
     def _evaluate(self, names: list[str], state: TrainState, step: int) -> None:

@@ -9,9 +9,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
+
+import numpy as np
 
 from axcore.config import Configurable
 from axcore.errors import TrainError
@@ -27,6 +29,9 @@ __all__ = [
 
 _log = logging.getLogger("axcore.train")
 
+#: A number, or the numbers of a vector, such as the load of each expert.
+Metric = float | tuple[float, ...]
+
 
 class BaseWriter(Configurable):
     """The role of a writer.
@@ -34,6 +39,9 @@ class BaseWriter(Configurable):
     The order of calls is ``open``, any number of ``write``, ``close``. What a writer raises is
     reported once and training goes on without it, so it need not guard itself.
     """
+
+    takes_vectors: ClassVar[bool] = False
+    """Whether ``write`` gets metrics that are vectors too, as tuples; else they are left out."""
 
     class Config(Configurable.Config):
         """No fields of its own."""
@@ -50,12 +58,13 @@ class BaseWriter(Configurable):
             max_step: Steps of the whole run.
         """
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Records metrics of a step. Calls for one step add up: training first, then evaluations.
 
         Args:
             step: Number of finished steps.
-            metrics: Name -> host scalar. ``loss`` and ``tokens`` are there for training steps.
+            metrics: Name -> host scalar, or a tuple of them where ``takes_vectors``. ``loss`` and
+                ``tokens`` are there for training steps.
         """
         raise NotImplementedError
 
@@ -66,10 +75,13 @@ class BaseWriter(Configurable):
 class JsonlWriter(BaseWriter):
     """Appends an object per call to ``metrics.jsonl``: ``{"step": 1, "loss": 2.3, ...}``.
 
-    Numbers that JSON lacks (NaN, infinities) are written as null. Each line reaches the operating
-    system at once, so a kill costs at most the line being written; ``open`` repairs a torn one.
-    The last line of a step counts, so a second call for a step (its evaluation) repeats the first.
+    Numbers that JSON lacks (NaN, infinities) are written as null, vectors as lists. Each line
+    reaches the operating system at once, so a kill costs at most the line being written; ``open``
+    repairs a torn one. The last line of a step counts, so a second call for a step (its evaluation)
+    repeats the first.
     """
+
+    takes_vectors = True
 
     def __init__(self, cfg: BaseWriter.Config):
         super().__init__(cfg)
@@ -82,7 +94,7 @@ class JsonlWriter(BaseWriter):
         _repair_last_line(path)
         self._file = open(path, "a", encoding="utf-8", buffering=1)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """See :meth:`BaseWriter.write`."""
         if self._file is None:
             raise ValueError("the writer is not open")
@@ -100,7 +112,13 @@ class JsonlWriter(BaseWriter):
 
 
 class TensorBoardWriter(BaseWriter):
-    """Writes scalars to ``tensorboard/`` with tensorboardX (extra ``tensorboard``)."""
+    """Writes to ``tensorboard/`` with tensorboardX (extra ``tensorboard``): vectors as histograms.
+
+    A histogram shows how far the numbers of a vector are apart; which is which is in the JSON
+    lines. What is not finite is left out of it.
+    """
+
+    takes_vectors = True
 
     def __init__(self, cfg: BaseWriter.Config):
         super().__init__(cfg)
@@ -124,10 +142,13 @@ class TensorBoardWriter(BaseWriter):
         purge = step + 1 if step else None
         self._writer = SummaryWriter(str(out / "tensorboard"), purge_step=purge)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """See :meth:`BaseWriter.write`."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, float(value), step)
+            if not isinstance(value, tuple):
+                self._writer.add_scalar(name, float(value), step)
+            elif known := [number for number in value if math.isfinite(number)]:
+                self._writer.add_histogram(name, np.asarray(known), step)
 
     def close(self) -> None:
         """See :meth:`BaseWriter.close`."""
@@ -173,7 +194,7 @@ class ConsoleWriter(BaseWriter):
             self._task = self._bar.add_task("train", total=max_step, completed=step, text="")
             self._bar.start()
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """See :meth:`BaseWriter.write`."""
         evaluated = {k: v for k, v in metrics.items() if "/" in k and k.endswith(_EVALUATED)}
         text = _summary(metrics)
@@ -212,22 +233,31 @@ class WriterGroup:
 
     def open(self, out: Path, *, step: int, max_step: int) -> None:
         """Opens all writers."""
-        self._each("open", out, step=step, max_step=max_step)
+        self._each("open", args=lambda _: (out,), step=step, max_step=max_step)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes to all writers."""
-        self._each("write", step, metrics)
+    def write(self, step: int, metrics: Mapping[str, Metric]) -> None:
+        """Writes to all writers, vectors to those that take them."""
+        scalars = {name: v for name, v in metrics.items() if not isinstance(v, tuple)}
+        self._each(
+            "write",
+            args=lambda writer: (step, metrics if writer.takes_vectors else scalars),
+        )
 
     def close(self) -> None:
         """Closes all writers."""
         self._each("close")
 
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
+    def _each(
+        self,
+        method: str,
+        args: Callable[[BaseWriter], tuple[Any, ...]] = lambda _: (),
+        **kwargs: Any,
+    ) -> None:
         for name, writer in self._writers.items():
             if name in self.failures:
                 continue
             try:
-                getattr(writer, method)(*args, **kwargs)
+                getattr(writer, method)(*args(writer), **kwargs)
             except Exception as error:
                 message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
                 hint = getattr(error, "hint", None)
@@ -286,6 +316,8 @@ def _repair_last_line(path: Path) -> None:
 def _json_number(value: Any) -> Any:
     if isinstance(value, str | bool | int):
         return value
+    if isinstance(value, tuple):
+        return [_json_number(number) for number in value]
     number = float(value)
     return number if math.isfinite(number) else None
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from axcore.config import Config
+from axcore.train._report import flat_metrics
 from axcore.train.loss_plot import plot_loss
 from axcore.train.writers import (
     BaseWriter,
@@ -114,6 +115,15 @@ def test_numbers_that_json_lacks_are_null(tmp_path):
     assert row == {"step": 1, "loss": None, "a": None, "b": 0.5}
 
 
+def test_vectors_are_lists(tmp_path):
+    writer = opened(JsonlWriter, tmp_path)
+    writer.write(1, {"loss": 1.0, "load": (0.5, float("nan"))})
+    writer.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "loss": 1.0, "load": [0.5, None]}
+    ]
+
+
 def test_a_kill_loses_no_finished_line(tmp_path):
     body = """
 import sys
@@ -142,21 +152,36 @@ while True:
 # -- TensorBoard --------------------------------------------------------------------------------
 
 
-def test_tensorboard_files_hold_the_scalars(tmp_path):
-    pytest.importorskip("tensorboardX")
+def events(out: Path) -> list:
+    """Returns (step, value) of what the files hold."""
     from tensorboardX.proto.event_pb2 import Event
 
-    writer = opened(TensorBoardWriter, tmp_path)
-    writer.write(3, {"loss": 1.5})
-    writer.close()
-    (path,) = (tmp_path / "tensorboard").iterdir()
+    (path,) = (out / "tensorboard").iterdir()
     data, found = path.read_bytes(), []
     while data:  # a record: length (8), its checksum (4), event, checksum (4)
         size = int.from_bytes(data[:8], "little")
         event = Event.FromString(data[12 : 12 + size])
-        found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+        found += [(event.step, value) for value in event.summary.value]
         data = data[16 + size :]
-    assert found == [(3, "loss", 1.5)]
+    return found
+
+
+def test_tensorboard_files_hold_the_scalars(tmp_path):
+    pytest.importorskip("tensorboardX")
+    writer = opened(TensorBoardWriter, tmp_path)
+    writer.write(3, {"loss": 1.5})
+    writer.close()
+    assert [(step, v.tag, v.simple_value) for step, v in events(tmp_path)] == [(3, "loss", 1.5)]
+
+
+def test_tensorboard_files_hold_vectors_as_histograms(tmp_path):
+    pytest.importorskip("tensorboardX")
+    writer = opened(TensorBoardWriter, tmp_path)
+    writer.write(3, {"load": (0.5, 0.25, 0.25, float("nan")), "nothing": (float("nan"),)})
+    writer.close()
+    ((_, value),) = events(tmp_path)
+    assert (value.tag, value.histo.num, value.histo.sum) == ("load", 3.0, 1.0)
+    assert (value.histo.min, value.histo.max) == (0.25, 0.5)
 
 
 def test_a_missing_extra_is_named(tmp_path, monkeypatch, caplog):
@@ -261,6 +286,24 @@ def test_a_failing_writer_is_reported_once_and_others_go_on(tmp_path, caplog, me
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
 
 
+def test_writers_that_know_numbers_only_get_no_vectors(tmp_path):
+    class Keeping(BaseWriter):
+        def __init__(self, cfg: BaseWriter.Config):
+            super().__init__(cfg)
+            self.got: list[dict] = []
+
+        def write(self, step, metrics):
+            self.got.append(dict(metrics))
+
+    class KeepingAll(Keeping):
+        takes_vectors = True
+
+    metrics = {"loss": 1.0, "load": (0.5, 0.5)}
+    writers = [kind(BaseWriter.Config()) for kind in (Keeping, KeepingAll)]
+    WriterGroup({str(i): writer for i, writer in enumerate(writers)}).write(1, metrics)
+    assert [writer.got for writer in writers] == [[{"loss": 1.0}], [metrics]]
+
+
 def test_an_interrupt_is_not_swallowed(tmp_path):
     class Interrupting(Failing):
         def write(self, step, metrics):
@@ -274,6 +317,25 @@ def test_an_interrupt_is_not_swallowed(tmp_path):
 def test_writer_configs_round_trip_as_text():
     cfg = ConsoleWriter.Config(every_seconds=3.0)
     assert Config.from_text(cfg.to_text()) == cfg
+
+
+# -- what is written ----------------------------------------------------------------------------
+
+
+def test_layers_of_a_scan_are_written_one_by_one_scalars_and_vectors():
+    values = {
+        "loss": np.float32(1.5),
+        "summaries": {
+            "layer/0:2:1/load": np.array([[0.1, 0.9], [0.5, 0.5]], np.float32),
+            "layer/0:2:1/entropy": np.array([0.25, 0.5], np.float32),
+            "count": np.array([3, 4], np.int32),
+            "matrix": np.zeros((2, 2), np.float32),
+        },
+    }
+    scalars, vectors = flat_metrics(values)
+    assert scalars == {"loss": 1.5, "layer/0/entropy": 0.25, "layer/1/entropy": 0.5}
+    # 0.1 and not 0.10000000149011612: as many digits as a float32 has.
+    assert vectors == {"layer/0/load": (0.1, 0.9), "layer/1/load": (0.5, 0.5), "count": (3.0, 4.0)}
 
 
 # -- the picture --------------------------------------------------------------------------------

@@ -152,6 +152,9 @@ def test_a_run_with_the_modifier_trains_and_logs_balance(tmp_path, capsys):
     assert losses[-1] < losses[0]
     assert any("load_balance" in key for key in lines[-1])
     assert any("dropped_fraction" in key for key in lines[-1])
+    for i in range(2):
+        share = lines[-1][f"decoder/layer/{i}/feed_forward/load"]
+        assert len(share) == 4 and sum(share) == pytest.approx(1.0)
     code = main(["generate", "--from", str(out), "--prompt", "def ", "--max-tokens", "4", "--json"])
     assert (code, json.loads(capsys.readouterr().out)["tokens"] <= 4) == (0, True)
 

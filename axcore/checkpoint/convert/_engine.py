@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jax
 import numpy as np
@@ -199,19 +199,12 @@ class _Import:
             self._progress(total, total, "")
 
     def _apply(self, item: Application, writer: CheckpointWriter) -> None:
-        hashes: list[str] = []
-        arrays: list[np.ndarray] = []
-        for name in item.foreign:
-            digest = hashlib.sha256()
-            arrays.append(self._source.read(name, digest))
-            hashes.append(digest.hexdigest())
-            self._check_kind(name, arrays[-1].dtype, item)
+        foreign = _Foreign(self._source, item.foreign, lambda n, d: self._check_kind(n, d, item))
         if item.foreign:
-            ours = item.transform.to_ours(arrays, item.shapes)
+            ours = item.transform.to_ours(foreign, item.shapes)
         else:
             fill = np.float32(item.rule.default)
             ours = [np.broadcast_to(fill, shape) for shape in item.shapes]
-        del arrays
         sums: list[str] = []
         for path in item.paths:
             array = self._params[path].padded(ours.pop(0))
@@ -226,7 +219,7 @@ class _Import:
                 transform=repr(item.transform) if item.foreign else f"all {item.rule.default}",
                 foreign_shapes=tuple(info.shape for info in infos),
                 foreign_dtypes=tuple(info.dtype for info in infos),
-                foreign_sha256=tuple(hashes),
+                foreign_sha256=foreign.sha256(),
                 shapes=item.shapes,
                 dtypes=tuple(self._params[path].dtype for path in item.paths),
                 sha256=tuple(sums),
@@ -273,6 +266,47 @@ class _Import:
                 "they are",
             )
         self.not_finite[path] = None
+
+
+class _Foreign(Sequence[np.ndarray]):
+    """A rule's foreign arrays, each read when a transform asks for it and then let go.
+
+    The experts of a layer are many of them, and the array that they become is there as well.
+    """
+
+    def __init__(
+        self,
+        source: TensorSource,
+        names: tuple[str, ...],
+        check: Callable[[str, np.dtype[Any]], None],
+    ):
+        self._source, self._names, self._check = source, names, check
+        self._sums: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        name = self._names[index]
+        digest = hashlib.sha256()
+        array = self._source.read(name, digest)
+        self._sums[name] = digest.hexdigest()
+        self._check(name, array.dtype)
+        return array
+
+    def sha256(self) -> tuple[str, ...]:
+        """Returns the sha256 of each array as it is stored, in hexadecimal."""
+        for index, name in enumerate(self._names):
+            if name not in self._sums:  # the transform does without it
+                self[index]
+        return tuple(self._sums[name] for name in self._names)
 
 
 class _Finite:

@@ -46,7 +46,8 @@ class Transform(abc.ABC):
         """Returns one array for each of our paths.
 
         Args:
-            arrays: Foreign arrays, of the shapes that ``foreign_shapes`` gives.
+            arrays: Foreign arrays, of the shapes that ``foreign_shapes`` gives. One that is taken
+                out of it may be read from a file then: take each once, and keep none.
             shapes: Shapes of our parameters.
         """
 
@@ -291,9 +292,12 @@ class Stacked(Transform):
     def to_ours(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
         """The foreign arrays -> one of ours."""
         (shape,) = shapes
-        out = np.empty(shape, arrays[0].dtype)
+        out: np.ndarray | None = None
         for index, array in enumerate(arrays):
+            if out is None:
+                out = np.empty(shape, array.dtype)
             out[index] = self.inner.ours(array, shape[1:])
+        assert out is not None  # a rule without foreign arrays applies no transform
         return [out]
 
     def to_foreign(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -152,13 +152,18 @@ def quantize_state(
 def _quantized(site: Site) -> Any:
     """Returns the compiled function that quantizes a site's weight."""
     module: Any = site.module
-    num_in = len(site.owner._specs["weight"].fan_in_dims)
-    return _compiled(num_in, module.cfg.dtype, module.group)
+    summed = site.owner._specs["weight"].fan_in_dims
+    return _compiled(summed[0], len(summed), module.cfg.dtype, module.group)
 
 
 @functools.cache
-def _compiled(num_in: int, dtype: str, group: int | None) -> Any:
-    return jax.jit(lambda w: quantize_weight(w, num_in, dtype, group))
+def _compiled(num_before: int, num_in: int, dtype: str, group: int | None) -> Any:
+    def quantized(weight: jax.Array) -> Any:
+        return quantize_weight(weight, num_in, dtype, group)
+
+    for _ in range(num_before):  # dims of groups, each of which has a matrix
+        quantized = jax.vmap(quantized)
+    return jax.jit(quantized)
 
 
 def text_batches(loaded: LoadedModel, path: str | Path, num: int) -> Iterator[jax.Array]:

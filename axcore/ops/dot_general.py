@@ -8,7 +8,7 @@ and changes no layer.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import jax
@@ -103,7 +103,13 @@ class DotGeneral(BaseDotGeneral):
         )
 
     @no_context
-    def grouped(self, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    def grouped(
+        self,
+        rows: jax.Array,
+        weights: jax.Array,
+        group_sizes: jax.Array,
+        state: Mapping[str, jax.Array] | None = None,
+    ) -> jax.Array:
         """Multiplies groups of rows, each with its own matrix, as a mixture's experts do.
 
         A function of its arguments alone, for it runs where a device has a part of them. A subclass
@@ -111,12 +117,14 @@ class DotGeneral(BaseDotGeneral):
 
         Args:
             rows: (M, K), sorted by group.
-            weights: (E, K, N).
+            weights: (E, K, N), or as :meth:`stored_weight` says.
             group_sizes: (E,) int32, rows in each group.
+            state: The product's own arrays, as a call's context has them, each with E in front.
 
         Returns:
             (M, N); see :func:`axcore.ops.grouped_matmul`.
         """
+        del state
         return grouped_matmul(rows, weights, group_sizes)
 
     @property

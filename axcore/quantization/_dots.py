@@ -6,6 +6,7 @@ the dtype that the plain product would. Parameters, optimizer and checkpoints do
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -103,8 +104,15 @@ class QuantizedDot(DotGeneral):
         )
 
     @no_context
-    def grouped(self, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    def grouped(
+        self,
+        rows: jax.Array,
+        weights: jax.Array,
+        group_sizes: jax.Array,
+        state: Mapping[str, jax.Array] | None = None,
+    ) -> jax.Array:
         """Multiplies groups of rows; see :meth:`axcore.ops.DotGeneral.grouped`."""
+        del state  # those that have any do not multiply groups
         return quantized_grouped_product(self.plan, rows, weights, group_sizes)
 
     @property

@@ -22,7 +22,7 @@ from axcore import ops
 from axcore.quantization._products import Plan
 from axcore.quantization._values import Operand, Quantized, dequantize, quantize
 
-__all__ = ["quantized_grouped_product"]
+__all__ = ["contract_groups", "quantized_grouped_product"]
 
 _ROW, _COLUMN = 1, 2  # dims of (groups, in, out) that the two products sum over
 
@@ -108,16 +108,31 @@ def _multiply(
         return ops.grouped_matmul(rows, _turned(weights, summed), group_sizes)
     a = quantize(rows, rows_how, (1,))
     b = quantize(weights, weights_how, shared)
-    integers = jnp.issubdtype(a.values.dtype, jnp.integer)
+    values, scale = (_turned(x, summed) for x in b)
+    return contract_groups(a, Quantized(values, scale), group_sizes)
+
+
+def contract_groups(rows: Quantized, weights: Quantized, group_sizes: jax.Array) -> jax.Array:
+    """Multiplies groups of quantized rows, each with its own quantized matrix.
+
+    Args:
+        rows: (M, K), sorted by group; scales (M, 1) or (1, 1).
+        weights: (E, K, N); scales (E, 1, N) or (E, 1, 1).
+        group_sizes: (E,) int32.
+
+    Returns:
+        (M, N) float32; see :func:`axcore.ops.grouped_matmul`.
+    """
+    integers = jnp.issubdtype(rows.values.dtype, jnp.integer)
     sums = ops.grouped_matmul(
-        a.values,
-        _turned(b.values, summed),
+        rows.values,
+        weights.values,
         group_sizes,
         preferred_element_type="int32" if integers else "float32",
     )
-    of_group = _turned(b.scale, summed)[:, 0]  # (groups, out or 1)
-    of_row = ops.group_of_rows(group_sizes, rows.shape[0])
-    return sums.astype(jnp.float32) * a.scale * of_group[of_row]
+    of_group = weights.scale[:, 0]  # (E, N or 1)
+    of_row = ops.group_of_rows(group_sizes, sums.shape[0])
+    return sums.astype(jnp.float32) * rows.scale * of_group[of_row]
 
 
 def _shared(how: Operand | None, summed: int) -> tuple[int, ...]:

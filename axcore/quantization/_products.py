@@ -98,7 +98,9 @@ def _moved(x: jax.Array, order: str, out: str) -> jax.Array:
     return jnp.expand_dims(x, [i for i, c in enumerate(out) if c not in order])
 
 
-def contract(a: Quantized, a_dims: str, b: Quantized, b_dims: str, out: str) -> jax.Array:
+def contract(
+    a: Quantized, a_dims: str, b: Quantized, b_dims: str, out: str, *, precision: Any = None
+) -> jax.Array:
     """Contracts quantized operands; scales are constant along the dims that are summed.
 
     Args:
@@ -107,6 +109,7 @@ def contract(a: Quantized, a_dims: str, b: Quantized, b_dims: str, out: str) -> 
         b: Operand.
         b_dims: A letter for each of its dims; shared ones that ``out`` lacks are summed.
         out: The result's dims.
+        precision: Of values that are wider floats; see ``jax.lax.dot_general``.
 
     Returns:
         The product, float32.
@@ -119,6 +122,7 @@ def contract(a: Quantized, a_dims: str, b: Quantized, b_dims: str, out: str) -> 
         a.values,
         b.values,
         dims,
+        precision=precision,
         preferred_element_type=jnp.int32 if integers else jnp.float32,
     )
     result = _moved(sums, order, out).astype(jnp.float32)

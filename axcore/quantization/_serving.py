@@ -37,9 +37,7 @@ class StoredRecipe(Recipe):
     """
 
     class Config(Recipe.Config):
-        """See :class:`StoredDot`, which stores no matrices of groups."""
-
-        grouped: bool = False
+        """See :class:`StoredDot`."""
 
         dtype: StoredDtype = "int8"
         group: int | None = None
@@ -54,12 +52,12 @@ class StoredRecipe(Recipe):
         Raises:
             ConfigError: The site is no linear layer's.
         """
-        if site.kind != "linear":
+        if site.kind not in ("linear", "grouped"):
             raise ConfigError(
                 f"the product at {site.path} is {site.kind}, whose weight cannot be stored so",
                 code="AX432",
                 where=site.config_path,
-                hint="leave grouped, head and attention out; the cache has recipes of its own",
+                hint="leave head and attention out; the cache has recipes of its own",
             )
         return copied(self.cfg, StoredDot.Config())
 

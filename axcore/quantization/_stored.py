@@ -3,6 +3,7 @@
 The layer keeps its ``weight`` at its path, in the stored dtype, and its product holds the scale:
 ``decoder/layer/0/feed_forward/up/weight`` int8 and ``.../up/dot/scale`` float32. Such weights are
 state: no learner touches them, and an adapter (:class:`axcore.layers.LoRA`) may train beside them.
+A layer with a matrix for each of several groups of rows has them in front: (groups, in, out).
 
 Two neighbours along the last input dim share a byte of an int4 weight. (Arrays of ``jnp.int4``
 would do without packing, but JAX 0.10's compiled calls refuse them for their layout.)
@@ -11,6 +12,7 @@ would do without packing, but JAX 0.10's compiled calls refuse them for their la
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
@@ -21,10 +23,10 @@ from axcore.errors import ConfigError, ModuleError
 from axcore.layers.initializers import Ones, Zeros
 from axcore.module import Module, ParameterSpec, no_context
 from axcore.ops import DotGeneral
-from axcore.ops._dot import dot_general
 from axcore.ops.dot_general import DimensionNumbers
+from axcore.quantization._grouped import contract_groups
 from axcore.quantization._products import contract, labels
-from axcore.quantization._values import Operand, Quantized, quantize
+from axcore.quantization._values import Operand, Quantized, dequantize, quantize
 
 __all__ = ["StoredDot", "group_size", "pack_int4", "quantize_weight", "unpack_int4"]
 
@@ -49,6 +51,9 @@ class StoredDot(DotGeneral):
         activations: Literal["int8", "float8_e4m3fn"] | None = None
         # One scale for all tokens, found by calibration, instead.
         static: bool = False
+
+    #: Whether it multiplies groups of rows too.
+    in_groups = True
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
@@ -76,23 +81,35 @@ class StoredDot(DotGeneral):
                 where=where,
             )
         weight = _weight_of(self)
-        num_in = len(weight.fan_in_dims)
-        self._in, self._out = weight.shape[:num_in], weight.shape[num_in:]
-        if cfg.dtype == "int4" and self._in[-1] % 2:
+        self._summed = weight.fan_in_dims
+        first, last = self._summed[0], self._summed[-1]
+        if cfg.static and first:
+            raise ConfigError(
+                "the product multiplies groups of rows, and data to calibrate with reach some of "
+                "them seldom or never: there is no static scale for those",
+                code="AX950",
+                where=where,
+                hint="leave such products out of this recipe with grouped=False, and store them "
+                "with scales by the values at hand, by a second recipe such as "
+                "int8-serving:include=PATTERN",
+            )
+        if cfg.dtype == "int4" and weight.shape[last] % 2:
             raise ConfigError(
                 f"two int4 values share a byte, and the weight {weight.shape} has an odd number of "
-                f"inputs, {self._in[-1]}",
+                f"inputs, {weight.shape[last]}",
                 code="AX436",
                 where=where,
                 hint="leave this layer out with exclude=, or store it as int8",
             )
-        shape, axes = self._out, weight.axes[num_in:]
+        kept = [d for d in range(len(weight.shape)) if d not in self._summed]
+        shape, axes = [weight.shape[d] for d in kept], [weight.axes[d] for d in kept]
         self.group: int | None = None
         if cfg.group is not None:
-            self.group = group_size(self._in[-1], cfg.group)
-            shape = (*self._in[:-1], self._in[-1] // self.group, *self._out)
-            axes = (*weight.axes[: num_in - 1], None, *axes)
-        self._add_parameter("scale", ParameterSpec(shape, "float32", axes, Ones(), kind="state"))
+            self.group = group_size(weight.shape[last], cfg.group)
+            shape[first:first] = [*weight.shape[first:last], weight.shape[last] // self.group]
+            axes[first:first] = [*weight.axes[first:last], None]
+        scale = ParameterSpec(tuple(shape), "float32", tuple(axes), Ones(), kind="state")
+        self._add_parameter("scale", scale)
         if cfg.static:
             self._add_parameter(
                 "activation_amax", ParameterSpec((), "float32", (), Zeros(), kind="state")
@@ -113,7 +130,7 @@ class StoredDot(DotGeneral):
         """Returns the spec in the stored dtype: no parameter, but state."""
         shape, dtype = spec.shape, self.cfg.dtype
         if dtype == "int4":
-            last = len(spec.fan_in_dims) - 1
+            last = spec.fan_in_dims[-1]
             shape, dtype = (*shape[:last], shape[last] // 2, *shape[last + 1 :]), "uint8"
         return dataclasses.replace(
             spec,
@@ -132,7 +149,7 @@ class StoredDot(DotGeneral):
         *,
         preferred_element_type: str | jax.typing.DTypeLike | None = None,
     ) -> jax.Array:
-        """Contracts (..., *in) with the stored weight (*in, *out).
+        """Contracts (..., *in) with the stored weight (*in, *out), or a group's with its own.
 
         Raises:
             ModuleError: The weight is not stored in this product's dtype, or it is training with
@@ -140,50 +157,79 @@ class StoredDot(DotGeneral):
         """
         ctx = current_context()
         assert ctx is not None
-        packed = self.cfg.dtype == "int4"
-        if rhs.dtype != jnp.dtype("uint8" if packed else self.cfg.dtype):
-            raise ModuleError(
-                f"the weight is {rhs.dtype}, expected one stored as {self.cfg.dtype}",
-                code="AX436",
-                where=self.path,
-                hint="convert the model with `axcore quantize`",
-            )
-        rhs = unpack_int4(rhs, len(self._in) - 1) if packed else rhs
+        lhs_dims, rhs_dims, out = labels(dimension_numbers, lhs.ndim, rhs.ndim)
         dtype = lhs.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
-        scale = ctx.state["scale"]
+        a = self._activations(lhs, tuple(dimension_numbers[0][0]), ctx.state)
+        b = self._weight(rhs, ctx.state["scale"], lhs.dtype)
+        return contract(a, lhs_dims, b, rhs_dims, out, precision=self.cfg.precision).astype(dtype)
+
+    @no_context
+    def grouped(
+        self,
+        rows: jax.Array,
+        weights: jax.Array,
+        group_sizes: jax.Array,
+        state: Mapping[str, jax.Array] | None = None,
+    ) -> jax.Array:
+        """Multiplies groups of rows; see :meth:`axcore.ops.DotGeneral.grouped`.
+
+        Raises:
+            ModuleError: As for :meth:`forward`.
+        """
+        assert state is not None
+        scale = state["scale"]
+        num_rows, num_groups = rows.shape[0], group_sizes.shape[0]
+        if num_rows < num_groups:
+            # Of few rows, as in decoding, no more matrices are read than have any.
+            met = jnp.nonzero(group_sizes, size=num_rows, fill_value=num_groups)[0]
+            group_sizes = group_sizes.at[met].get(mode="fill", fill_value=0)
+            weights, scale = (x.at[met].get(mode="clip") for x in (weights, scale))
+        a = self._activations(rows, (1,), state)
+        return contract_groups(a, self._weight(weights, scale, rows.dtype), group_sizes).astype(
+            rows.dtype
+        )
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether :meth:`grouped` stands for :meth:`forward` where rows come in groups."""
+        return self.cfg.precision is None
+
+    def _activations(
+        self, x: jax.Array, summed: tuple[int, ...], state: Mapping[str, jax.Array]
+    ) -> Quantized:
         if self.cfg.activations is None:
-            if self.group is not None:
-                wide = self._widened(rhs, scale).astype(lhs.dtype)
-                return dot_general(lhs, wide, dimension_numbers, preferred_element_type=dtype)
-            sums = dot_general(
-                lhs,
-                rhs.astype(lhs.dtype),
-                dimension_numbers,
-                precision=self.cfg.precision,
-                preferred_element_type=jnp.float32,
-            )
-            return (sums * scale).astype(dtype)
-        if ctx.is_training:
+            return Quantized(x, jnp.ones((1,) * x.ndim, jnp.float32))
+        ctx = current_context()
+        if ctx is not None and ctx.is_training:
             raise ModuleError(
                 "a product with quantized activations serves; it has no gradient",
                 code="AX437",
                 where=self.path,
                 hint="train with a training recipe, or with weights alone quantized",
             )
-        lhs_dims, rhs_dims, out = labels(dimension_numbers, lhs.ndim, rhs.ndim)
-        shared = tuple(dimension_numbers[0][0])
-        amax = ctx.state["activation_amax"] if self.cfg.static else None
-        a = quantize(lhs, Operand(self.cfg.activations), shared, amax=amax)
-        b = Quantized(rhs, scale.reshape((1,) * len(self._in) + self._out))
-        return contract(a, lhs_dims, b, rhs_dims, out).astype(dtype)
+        amax = state["activation_amax"] if self.cfg.static else None
+        return quantize(x, Operand(self.cfg.activations), summed, amax=amax)
 
-    def _widened(self, weight: jax.Array, scale: jax.Array) -> jax.Array:
-        weight = weight.astype(jnp.float32)
+    def _weight(self, weight: jax.Array, scale: jax.Array, dtype: jnp.dtype) -> Quantized:
+        """Returns the weight as the product takes it, and a scale of its rank."""
+        packed = self.cfg.dtype == "int4"
+        if weight.dtype != jnp.dtype("uint8" if packed else self.cfg.dtype):
+            raise ModuleError(
+                f"the weight is {weight.dtype}, expected one stored as {self.cfg.dtype}",
+                code="AX436",
+                where=self.path,
+                hint="convert the model with `axcore quantize`",
+            )
+        first, last = self._summed[0], self._summed[-1]
+        values = unpack_int4(weight, last) if packed else weight
         if self.group is None:
-            return weight * scale
-        lead = (*self._in[:-1], self._in[-1] // self.group)
-        grouped = weight.reshape(*lead, self.group, *self._out)
-        return (grouped * jnp.expand_dims(scale, len(lead))).reshape(weight.shape)
+            scale = jnp.expand_dims(scale, self._summed)
+            return Quantized(values if self.cfg.activations else values.astype(dtype), scale)
+        split = (*values.shape[:last], -1, self.group, *values.shape[last + 1 :])
+        blocks = Quantized(values.reshape(split), jnp.expand_dims(scale, last + 1))
+        wide = dequantize(blocks, dtype).reshape(values.shape)
+        ones = (*wide.shape[:first], *(1,) * (wide.ndim - first))
+        return Quantized(wide, jnp.ones(ones, jnp.float32))
 
 
 def group_size(dim: int, group: int) -> int:
@@ -250,9 +296,10 @@ def _weight_of(dot: Module) -> ParameterSpec:
     while owner is not None and "weight" not in owner._specs:
         owner = owner._parent
     spec = None if owner is None else owner._specs["weight"]
-    if spec is None or spec.fan_in_dims != tuple(range(len(spec.fan_in_dims))):
+    summed = () if spec is None else spec.fan_in_dims
+    if spec is None or not summed or summed != tuple(range(summed[0], summed[-1] + 1)):
         raise ConfigError(
-            "a stored weight needs a layer that owns it, with the dims that are summed in front",
+            "a stored weight needs a layer that owns it, with neighbouring dims that are summed",
             code="AX436",
             where=dot.config_path or dot.path,
             hint="make it the `dot` of a Linear",

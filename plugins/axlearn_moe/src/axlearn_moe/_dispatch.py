@@ -193,11 +193,23 @@ class GroupedDispatch(BaseDispatch):
         if routing.tokens is None:
             assigned = rows
 
-        def spec(names: tuple[str | None, ...]) -> PartitionSpec:
-            places = {"experts": split or None, "expert_mlp": hidden or None}
-            return PartitionSpec(*(places.get(name or "") for name in names))
+        def spec(name: str, names: tuple[str | None, ...]) -> PartitionSpec:
+            places = {"experts": split, "expert_mlp": hidden}
+            over = [places.get(axis or "") or None for axis in names]
+            for size, axes_of_dim in zip(weights[name].shape, over, strict=True):
+                parts = math.prod(sizes[axis] for axis in axes_of_dim or ())
+                if size % parts:
+                    raise ShardingError(
+                        f"{name} has {size} blocks of an expert's hidden units, which do not "
+                        f"divide into {parts} parts ({', '.join(axes_of_dim or ())})",
+                        code="AX951",
+                        where=experts.path,
+                        hint="store it with a smaller group, such as "
+                        "int4-weights:options={'group':16}, or as int8",
+                    )
+            return PartitionSpec(*over)
 
-        by_weight = {name: spec(names) for name, names in experts.weight_axes.items()}
+        by_weight = {name: spec(name, names) for name, names in experts.weight_axes.items()}
         mapped = jax.shard_map(
             run,
             mesh=None if manual else target.mesh,

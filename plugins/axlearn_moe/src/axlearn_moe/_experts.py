@@ -15,7 +15,7 @@ from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
 from axcore.layers import BaseGroupedLinear, Linear
 from axcore.layers.base import Layer
-from axcore.module import no_context
+from axcore.module import flatten_specs, no_context
 from axcore.ops import BaseDotGeneral
 from axcore.parallel import Axis
 from axcore.remat import site, weight_product
@@ -90,6 +90,10 @@ class ExpertLinear(BaseGroupedLinear):
             axes = ("experts", cfg.axes[1])
             self._add_weight("bias", shape, axes, linear.bias_init, weight_decay=False)
         self.dot = self._add_child("dot", linear.dot, BaseDotGeneral)
+        spec = self._specs["weight"]
+        self._specs["weight"] = self.dot.stored_weight(spec)
+        # Such a product reads the weight as it is; others get it in the compute dtype.
+        self._reads_stored = self._specs["weight"] is not spec
 
     @property
     def takes_groups(self) -> bool:
@@ -97,19 +101,38 @@ class ExpertLinear(BaseGroupedLinear):
         return isinstance(self.dot, ops.DotGeneral) and self.dot.takes_groups
 
     @no_context
-    def grouped(self, rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+    def grouped(self, rows: jax.Array, arrays: Weights, sizes: jax.Array) -> jax.Array:
         """Multiplies rows that are sorted by expert; see :meth:`BaseExperts.grouped`."""
         assert isinstance(self.dot, ops.DotGeneral)
-        return weight_product(self.dot.grouped(rows, weight, sizes))
+        state = {name: arrays[f"dot/{name}"] for name in self.dot.parameter_specs()}
+        return weight_product(self.dot.grouped(rows, arrays["weight"], sizes, state))
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Returns weight and bias in the compute dtype."""
-        return {name: self._param(name) for name in self._specs}
+        """Returns ``weight``, ``bias`` and, as ``dot/...``, what the product keeps."""
+        bias = {name: self._param(name) for name in self._specs if name != "weight"}
+        kept = self._context.state.get("dot", {})
+        of_dot = {f"dot/{name}": kept[name] for name in self.dot.parameter_specs()}
+        return {"weight": self._weight(), **bias, **of_dot}
+
+    @property
+    def array_axes(self) -> dict[str, tuple[str | None, ...]]:
+        """Logical axes of :meth:`arrays`."""
+        weight = self._specs["weight"]
+        # Scales of the blocks of a matrix lie where those do.
+        of_dot = {
+            f"dot/{name}": weight.axes if len(spec.shape) == len(weight.shape) else spec.axes
+            for name, spec in flatten_specs(self.dot.parameter_specs()).items()
+        }
+        return {**{name: spec.axes for name, spec in self._specs.items()}, **of_dot}
 
     def forward(self, x: jax.Array) -> jax.Array:
         """(experts, rows, in) -> (experts, rows, out)."""
-        y = weight_product(self.dot(x, self._param("weight"), (((2,), (1,)), ((0,), (0,)))))
+        y = weight_product(self.dot(x, self._weight(), (((2,), (1,)), ((0,), (0,)))))
         return y + self._param("bias")[:, None] if self.cfg.linear.bias else y
+
+    def _weight(self) -> jax.Array:
+        held = self._context.state.get("weight") if self._reads_stored else None
+        return self._param("weight") if held is None else held
 
 
 class BaseExperts(Layer):
@@ -132,7 +155,7 @@ class BaseExperts(Layer):
 
     @abc.abstractmethod
     def weights(self) -> dict[str, jax.Array]:
-        """Returns the arrays that :meth:`grouped` reads, in the compute dtype."""
+        """Returns the arrays that :meth:`grouped` reads, as it reads them."""
 
     @property
     @abc.abstractmethod
@@ -224,7 +247,7 @@ class Experts(BaseExperts):
         return self.down(self._hidden(gate, up))
 
     def weights(self) -> dict[str, jax.Array]:
-        """Returns ``{"up/weight": array, ...}`` in the compute dtype."""
+        """Returns ``{"up/weight": array, ...}``, each with a dim of experts in front."""
         return {
             f"{name}/{key}": value
             for name, linear in self._linears.items()
@@ -235,9 +258,9 @@ class Experts(BaseExperts):
     def weight_axes(self) -> dict[str, tuple[str | None, ...]]:
         """Logical axes of the arrays of :meth:`weights`."""
         return {
-            f"{name}/{key}": spec.axes
+            f"{name}/{key}": axes
             for name, linear in self._linears.items()
-            for key, spec in linear._specs.items()
+            for key, axes in linear.array_axes.items()
         }
 
     @no_context
@@ -249,10 +272,12 @@ class Experts(BaseExperts):
         of_row = ops.group_of_rows(sizes, rows.shape[0]) if has_bias else None
 
         def product(name: str, x: jax.Array) -> jax.Array:
-            y = self._linears[name].grouped(x, weights[f"{name}/weight"], sizes)
-            if of_row is None or f"{name}/bias" not in weights:
+            start = f"{name}/"
+            own = {k.removeprefix(start): v for k, v in weights.items() if k.startswith(start)}
+            y = self._linears[name].grouped(x, own, sizes)
+            if of_row is None or "bias" not in own:
                 return y
-            bias = weights[f"{name}/bias"][of_row]
+            bias = own["bias"][of_row]
             return y + (jnp.where(is_first, bias, 0) if name == "down" else bias)
 
         rows = rows.astype(self.compute_dtype)

@@ -10,11 +10,13 @@ the same weights: `ragged` sorts tokens and calls `jax.lax.ragged_dot`; `blocks`
 blocks of one expert each and multiplies these as one batch of matrices, which is the fastest plain
 form that we found where XLA computes `ragged_dot` with every expert (CPU). All give the same loss.
 
-`experts`: the grouped layer with 8 to 128 experts at equal active work (tokens, top_k, widths).
-`step` adds a plain gradient step in place, which reads and writes every weight once.
+`experts`: the grouped layer with 8 to 128 experts at equal active work (tokens, top_k, widths), for
+few and for more tokens a step. `step` adds a plain gradient step in place, which reads and writes
+every weight once.
 
 Times on a shared machine are noisy: forms run one after another within a round, the order rotates,
-and a ratio is the median over the rounds of that of one round.
+and a ratio is the median over the rounds of that of one round. `cpu` is the ratio of the process's
+CPU seconds (all threads), each the least of all rounds: other programs disturb it less.
 """
 
 from __future__ import annotations
@@ -65,9 +67,11 @@ LAYER = {
     "cpu": Shape(4, 512, 256, 512, 8, 2, "float32"),
     "other": Shape(32, 512, 2048, 1408, 64, 8, "bfloat16"),
 }
+# With 128 experts one has 128 and 512 rows on CPU, 512 and 2,048 elsewhere; the published run of
+# Qwen3-30B-A3B has 2,048 (16 million tokens on 512 chips, 8 of 128 experts each).
 EXPERTS = {
-    "cpu": Shape(16, 512, 128, 256, 8, 2, "float32"),
-    "other": Shape(8, 4096, 2048, 768, 8, 8, "bfloat16"),
+    "cpu": tuple(Shape(batch, 512, 128, 256, 8, 2, "float32") for batch in (16, 64)),
+    "other": tuple(Shape(batch, 4096, 2048, 768, 8, 8, "bfloat16") for batch in (2, 8)),
 }
 GROWTH = (8, 32, 128)
 
@@ -181,24 +185,37 @@ def _compiled(loss: Loss, params: Params, x: jax.Array, rate: float | None = Non
     return jax.jit(both, donate_argnums=donated).lower(params, x).compile()
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Returns seconds of each round by name; the first two rounds are not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+@dataclasses.dataclass
+class Times:
+    """Seconds of each round, by the clock and of the process's threads."""
+
+    wall: list[float] = dataclasses.field(default_factory=list)
+    cpu: list[float] = dataclasses.field(default_factory=list)
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Times]:
+    """Returns the times by name; the first two rounds are not counted."""
+    times = {name: Times() for name in calls}
     names = list(calls)
     for number in range(rounds + 2):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            start = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             jax.block_until_ready(calls[name]())
             if number >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+                times[name].wall.append(time.perf_counter() - wall)
+                times[name].cpu.append(time.process_time() - cpu)
+    return times
 
 
-def _row(seconds: list[float], base: list[float], **more: Any) -> dict[str, Any]:
-    ratios = [a / b for a, b in zip(seconds, base, strict=True)]
-    median = statistics.median(seconds)
-    return {"ms": median * 1e3, "ratio": statistics.median(ratios), **more}
+def _row(times: Times, base: Times, **more: Any) -> dict[str, Any]:
+    ratios = [a / b for a, b in zip(times.wall, base.wall, strict=True)]
+    return {
+        "ms": statistics.median(times.wall) * 1e3,
+        "ratio": statistics.median(ratios),
+        "cpu": min(times.cpu) / min(base.cpu),
+        **more,
+    }
 
 
 def _input(shape: Shape) -> jax.Array:
@@ -215,15 +232,15 @@ def measure_layer(shape: Shape, target: Target, rounds: int, forms: list[str]) -
     params, x = jax.jit(init)(), _input(shape)
     programs = {name: _compiled(losses[name], params, x) for name in forms}
     values = {name: float(program(params, x)[0]) for name, program in programs.items()}
-    seconds = interleaved(
+    times = interleaved(
         {name: lambda p=program: p(params, x) for name, program in programs.items()}, rounds
     )
     bare = [name for name in programs if name.startswith("bare")]
-    fastest = min(bare, key=lambda name: statistics.median(seconds[name]))
+    fastest = min(bare, key=lambda name: statistics.median(times[name].wall))
     return {
         name: _row(
-            seconds[name],
-            seconds[fastest],
+            times[name],
+            times[fastest],
             loss=values[name],
             temporary_mib=program.memory_analysis().temp_size_in_bytes / 2**20,
         )
@@ -248,12 +265,12 @@ def measure_experts(shape: Shape, target: Target, rounds: int) -> dict[str, Any]
             return value, holder[0]
 
         calls[f"step, {num}"] = train
-    seconds = interleaved(calls, rounds)
+    times = interleaved(calls, rounds)
     rows = {}
     for kind in ("layer", "step"):
         for num in GROWTH:
             name, base = f"{kind}, {num}", f"{kind}, {GROWTH[0]}"
-            rows[name] = _row(seconds[name], seconds[base])
+            rows[name] = _row(times[name], times[base])
     return rows
 
 
@@ -282,8 +299,10 @@ def main() -> None:
         rows = measure_layer(LAYER[size], target, args.rounds, args.forms)
         tables["layer"] = {"shape": dataclasses.asdict(LAYER[size]), "rows": rows}
     if args.only in (None, "experts"):
-        rows = measure_experts(EXPERTS[size], target, args.rounds)
-        tables["experts"] = {"shape": dataclasses.asdict(EXPERTS[size]), "rows": rows}
+        for shape in EXPERTS[size]:
+            title = f"experts, {shape.batch * shape.seq} tokens"
+            rows = measure_experts(shape, target, args.rounds)
+            tables[title] = {"shape": dataclasses.asdict(shape), "rows": rows}
     if args.json:
         sys.stdout.write(json.dumps(tables) + "\n")
         return

@@ -27,14 +27,24 @@ if TYPE_CHECKING:
     from ._plugins import PluginConformance as PluginConformance
     from ._processes import run_processes as run_processes
     from ._quantization import QuantizationConformance as QuantizationConformance
+    from ._rules import DENSE_7B as DENSE_7B
+    from ._rules import DENSE_70B as DENSE_70B
+    from ._rules import FitCase as FitCase
+    from ._rules import RuleChoices as RuleChoices
+    from ._rules import apply_rule as apply_rule
 
 _PUBLIC = {
     "BackendConformance": "_backends",
+    "DENSE_70B": "_rules",
+    "DENSE_7B": "_rules",
+    "FitCase": "_rules",
     "KernelCase": "_kernels",
     "KernelConformance": "_kernels",
     "LayerConformance": "_layers",
     "PluginConformance": "_plugins",
     "QuantizationConformance": "_quantization",
+    "RuleChoices": "_rules",
+    "apply_rule": "_rules",
     "check_cached_decode": "_decoding",
     "only_distribution": "_distributions",
     "run_processes": "_processes",
@@ -48,6 +58,11 @@ __all__ = [  # noqa: RUF022
     "LayerConformance",
     "QuantizationConformance",
     "BackendConformance",
+    "FitCase",
+    "apply_rule",
+    "RuleChoices",
+    "DENSE_7B",
+    "DENSE_70B",
     "check_cached_decode",
     "only_distribution",
     "write_distribution",

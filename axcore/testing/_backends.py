@@ -11,11 +11,13 @@ from packaging.utils import canonicalize_name
 from axcore.errors import AotError, PluginError
 from axcore.parallel import MeshShape, abstract_mesh, resolve_instance
 from axcore.parallel.aot import compiler_for
+from axcore.parallel.cost import memory_estimate
 from axcore.plugins import InstanceTypeSpec, KernelSpec, host, load_target
 from axcore.train import assemble
 
 from ._kernels import KernelConformance
 from ._op_cases import default_cases, known_ops
+from ._rules import FitCase
 
 __all__ = ["BackendConformance"]
 
@@ -35,6 +37,9 @@ class BackendConformance:
         absent: Names that its patterns cover and that do not exist.
         experiments: Experiments to fit to each machine: models of different traits.
         rows_per_device: Rows of the batch for each device.
+        fits: Experiments at their own size, and what the rules must make of them.
+        usable_memory: The share of a device's memory that one of ``fits`` may take by the memory
+            model: compilers leave no more to a program.
 
     Example:
         ```python
@@ -42,6 +47,7 @@ class BackendConformance:
             distribution = "acme-accelerators"
             instances = ("acme-a1-8", "acme-a1-256")
             absent = ("acme-a1-3",)
+            fits = (FitCase("tiny-lm", "acme-a1-8", "a1", {"fsdp": -1}, "none"),)
         ```
     """
 
@@ -50,6 +56,15 @@ class BackendConformance:
     absent: tuple[str, ...] = ()
     experiments: tuple[str, ...] = ("tiny-lm",)
     rows_per_device: int = 1
+    fits: tuple[FitCase, ...] = ()
+    usable_memory: float = 0.92
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Runs the test of ``fits`` once per case."""
+        if "fit" in metafunc.fixturenames:
+            none = pytest.mark.skip(reason="the suite names no experiment that must fit")
+            cases = self.fits or (pytest.param(None, marks=none, id="none"),)
+            metafunc.parametrize("fit", cases, ids=lambda fit: fit.name)
 
     def test_instances_resolve_to_machines(self) -> None:
         for name in self._instances():
@@ -96,6 +111,22 @@ class BackendConformance:
                 mesh = abstract_mesh(shape, num, a.instance.num_slices)
                 assert mesh.size == num, f"{experiment} on {name}"
                 a.cfg.sharding_rules.check()
+
+    def test_experiments_fit_machines(self, fit: FitCase) -> None:
+        from axcore import experiments
+
+        for package in fit.requires:
+            pytest.importorskip(package, reason=f"{fit.experiment} needs {package}")
+        a = assemble(experiments.get(fit.experiment), instance=fit.instance, sets=fit.sets)
+        cfg: Any = a.cfg
+        shape = MeshShape.of(cfg.mesh_shape)
+        mesh = {axis: getattr(shape, axis) for axis in fit.mesh}
+        policies = {node.remat.policy for _, node in cfg.walk() if "remat" in node.fields()}
+        expected = (fit.mesh, {fit.remat}, fit.accumulation_steps)
+        assert (mesh, policies, cfg.accumulation_steps) == expected
+        assert cfg.set_by("mesh_shape").name == f"{self._owner()}:{fit.rule}"
+        memory = memory_estimate(cfg, num_devices=a.instance.num_devices)
+        assert memory.total < self.usable_memory * a.instance.hbm_bytes, memory
 
     def test_rules_and_options_match_machines_and_give_reasons(self) -> None:
         names = self._instances()

@@ -1,52 +1,25 @@
 """Rules of TPU slices: what they make of a model's traits, and that they know nothing else."""
 
-import dataclasses
+import functools
 
 import pytest
 
 from axcore import experiments
-from axcore.parallel import MeshShape, MeshShapeModifier, Traits, resolve_instance
-from axcore.parallel.cost import memory_estimate
+from axcore.parallel import MeshShape, MeshShapeModifier, Traits
 from axcore.plugins import host
 from axcore.remat import Remat
+from axcore.testing import DENSE_7B, DENSE_70B, BackendConformance, FitCase, apply_rule
 from axcore.train import assemble
 from axlearn_tpu import rules
 
+# Experiments that two other packages provide.
+mixture = functools.partial(FitCase, requires=("axlearn_models", "axlearn_moe"))
 SAVED = Remat("sites", save=("qkv_proj", "attn_out"))
-# Dense models of 7 and 70 billion parameters in float32, 1,024 rows of 4,096 tokens.
-SMALL = Traits(
-    num_parameters=7 * 10**9,
-    parameter_bytes=28 * 10**9,
-    seq_len=4096,
-    batch_size=1024,
-    num_layers=32,
-    embed_dim=4096,
-    tensor_parts=32,
-    rematerializes=True,
-)
-LARGE = Traits(
-    num_parameters=70 * 10**9,
-    parameter_bytes=280 * 10**9,
-    seq_len=4096,
-    batch_size=1024,
-    num_layers=80,
-    embed_dim=8192,
-    tensor_parts=64,
-    rematerializes=True,
-)
-
-
-def fitted(rule, traits, name):
-    """Returns mesh shape, remat and microbatches that a rule gives."""
-    mesh, *rest = rule(traits, resolve_instance(name))
-    remat = next((m.remat for m in rest if "remat" in m.fields()), None)
-    values = next((m.values for m in rest if "values" in m.fields()), {})
-    return mesh.mesh_shape, remat, values.get("accumulation_steps", 1)
 
 
 def test_v5e_is_the_published_rule():
     """data=-1 across slices, fsdp=256 inside, products offloaded."""
-    shape, remat, steps = fitted(rules.v5e, SMALL, "tpu-v5e-256-4")
+    shape, remat, steps = apply_rule(rules.v5e, DENSE_7B, "tpu-v5e-256-4")
     assert shape == MeshShape(fsdp=-1, across_slices={"data": -1})
     assert shape.sizes(1024, 4) | {"data": 4, "fsdp": 256} == shape.sizes(1024, 4)
     assert (remat, steps) == (Remat("offload_dots"), 1)
@@ -55,30 +28,30 @@ def test_v5e_is_the_published_rule():
 @pytest.mark.parametrize(
     ("rule", "traits", "name", "remat", "steps"),
     [
-        (rules.v5p, SMALL, "tpu-v5p-512", SAVED, 1),
-        (rules.v5p, LARGE, "tpu-v5p-1024", SAVED, 1),
-        (rules.v5p, SMALL, "tpu-v5p-64", SAVED, 4),
-        (rules.v6e, SMALL, "tpu-v6e-256", SAVED, 2),
-        (rules.v6e, LARGE, "tpu-v6e-256", Remat("offload_dots"), 4),
-        (rules.v5e, SMALL, "tpu-v5e-256", Remat("offload_dots"), 2),
-        (rules.v4, LARGE, "tpu-v4-512", Remat("full"), 2),
-        (rules.v7x, LARGE, "tpu-7x-256", SAVED, 1),
+        (rules.v5p, DENSE_7B, "tpu-v5p-512", SAVED, 1),
+        (rules.v5p, DENSE_70B, "tpu-v5p-1024", SAVED, 1),
+        (rules.v5p, DENSE_7B, "tpu-v5p-64", SAVED, 4),
+        (rules.v6e, DENSE_7B, "tpu-v6e-256", SAVED, 2),
+        (rules.v6e, DENSE_70B, "tpu-v6e-256", Remat("offload_dots"), 4),
+        (rules.v5e, DENSE_7B, "tpu-v5e-256", Remat("offload_dots"), 2),
+        (rules.v4, DENSE_70B, "tpu-v4-512", Remat("full"), 2),
+        (rules.v7x, DENSE_70B, "tpu-7x-256", SAVED, 1),
     ],
 )
 def test_memory_decides_what_is_saved_and_how_many_microbatches(rule, traits, name, remat, steps):
-    shape, got, microbatches = fitted(rule, traits, name)
+    shape, got, microbatches = apply_rule(rule, traits, name)
     assert shape.model == 1
     assert (got, microbatches) == (remat, steps)
 
 
 def test_tensors_are_split_when_there_are_fewer_rows_than_devices():
-    shape, _, _ = fitted(rules.v5p, SMALL, "tpu-v5p-8192")
+    shape, _, _ = apply_rule(rules.v5p, DENSE_7B, "tpu-v5p-8192")
     assert shape.sizes(4096)["fsdp"] == 1024
     assert shape.model == 4
 
 
 def test_a_model_that_rematerializes_nothing_is_left_so():
-    shape, remat, _ = fitted(rules.v5p, Traits(batch_size=64, seq_len=128), "tpu-v5p-8")
+    shape, remat, _ = apply_rule(rules.v5p, Traits(batch_size=64, seq_len=128), "tpu-v5p-8")
     assert (shape.fsdp, remat) == (-1, None)
 
 
@@ -111,27 +84,19 @@ def test_ones_own_rule_and_flag_beat_the_plugins():
     assert [k.path for k in kept] == ["mesh_shape"]
 
 
-@pytest.mark.parametrize(
-    ("experiment", "machine", "mesh", "remat", "steps"),
-    [
-        ("qwen3-30B-A3B", "tpu-v5p-1024", {"expert": 1, "model": 1}, "sites", 1),
-        ("deepseek-V3", "tpu-v5p-2048", {"expert": 2, "model": 1}, "full", 5),
-        ("mixtral-8x7B", "tpu-v5p-128", {"expert": 1, "model": 1}, "full", 1),
-        ("mixtral-8x7B", "tpu-v5e-256", {"expert": 2, "model": 1}, "full", 2),
-    ],
-)
-def test_a_mixture_of_experts_fits_by_the_memory_model(experiment, machine, mesh, remat, steps):
-    pytest.importorskip("axlearn_models", reason="needs axlearn-models")
-    pytest.importorskip("axlearn_moe", reason="needs axlearn-moe")
-    cfg = experiments.get(experiment)
-    if experiment.startswith("qwen3"):
-        cfg.set(seq_len=16384)
-    assembled = assemble(cfg, instance=machine)
-    cfg, instance = assembled.cfg, assembled.instance
-    found = {axis: n for axis, n in dataclasses.asdict(cfg.mesh_shape).items() if axis in mesh}
-    policies = {n.remat.policy for _, n in cfg.walk() if "remat" in n.fields()}
-    assert (found, policies, cfg.accumulation_steps) == (mesh, {remat}, steps)
-    assert host().active_for(machine).mesh_rule(("moe",))[0].endswith("-experts")
-    memory = memory_estimate(cfg, num_devices=instance.num_devices)
-    # What compilers leave to a program.
-    assert memory.total < 0.92 * instance.hbm_bytes
+class TestBackend(BackendConformance):
+    distribution = "axlearn-tpu"
+    absent = ("tpu-v5e-100", "tpu-v5p-500", "tpu-v4-4")
+    fits = (
+        mixture(
+            "qwen3-30B-A3B",
+            "tpu-v5p-1024",
+            "v5p-experts",
+            {"expert": 1, "model": 1},
+            "sites",
+            sets=("seq_len=16384",),
+        ),
+        mixture("deepseek-V3", "tpu-v5p-2048", "v5p-experts", {"expert": 2, "model": 1}, "full", 5),
+        mixture("mixtral-8x7B", "tpu-v5p-128", "v5p-experts", {"expert": 1, "model": 1}, "full"),
+        mixture("mixtral-8x7B", "tpu-v5e-256", "v5e-experts", {"expert": 2, "model": 1}, "full", 2),
+    )

@@ -14,6 +14,8 @@ from axcore.collection import total_loss
 from axcore.layers import Linear
 from axlearn_moe import EinsumDispatch, GroupedDispatch
 
+pytestmark = pytest.mark.slow
+
 DIM, HIDDEN, TOP_K = 64, 64, 2
 TOKENS, EXPERTS = 512, 8
 FLOAT32 = 4

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import importlib_metadata
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from axcore.errors import AxcoreError, PluginError
@@ -130,8 +128,7 @@ def suites(distribution: str) -> dict[str, type]:
         name = f"Test{base.__name__}_{'_'.join(words)}"
         made[name] = type(name, (base,), {"subject": subject, **attributes})
 
-    extras = _extras(distribution)
-    add(PluginConformance, owner, distribution=owner, optional_packages=extras)
+    add(PluginConformance, owner, distribution=owner)
     if owned(plugins.instance_types):
         add(BackendConformance, owner, distribution=owner)
     for spec in owned(plugins.kernels):
@@ -144,13 +141,6 @@ def suites(distribution: str) -> dict[str, type]:
         if suite is not None:
             add(suite, spec.name)
     return made
-
-
-def _extras(distribution: str) -> tuple[str, ...]:
-    """Packages that only an extra of a distribution asks for, by the name that is imported."""
-    texts = importlib_metadata.requires(distribution) or []
-    asked = [r for r in map(Requirement, texts) if r.marker and "extra" in str(r.marker)]
-    return tuple(canonicalize_name(r.name).replace("-", "_") for r in asked)
 
 
 def _layer_suite(layer: Any) -> type | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -26,21 +27,13 @@ print(json.dumps(found))
 """
 
 
-def _absent_module(error: BaseException | None) -> str:
-    """The module whose absence is behind an error, or ``""``."""
-    while error is not None:
-        if isinstance(error, ImportError):
-            return error.name or ""
-        error = error.__cause__
-    return ""
-
-
 class PluginConformance:
     """Checks one installed distribution.
 
     Attributes:
         distribution: The distribution's name.
-        optional_packages: Top-level packages that some targets need and that may be absent.
+        optional_packages: Top-level packages that some targets need and that may be absent; by
+            default those that only an extra asks for, under the name of their distribution.
 
     Example:
         ```python
@@ -50,7 +43,7 @@ class PluginConformance:
     """
 
     distribution: str
-    optional_packages: tuple[str, ...] = ()
+    optional_packages: tuple[str, ...] | None = None
 
     def test_is_installed_with_an_entry_point(self) -> None:
         assert self._entry_points(), (
@@ -74,6 +67,14 @@ class PluginConformance:
             f"{self.distribution} requires {on_core[0]}: state the oldest axcore it was tested with"
         )
 
+    def test_its_package_states_the_version_that_is_installed(self) -> None:
+        stated: set[str] = set()
+        for entry in self._entry_points():
+            package = importlib.import_module(entry.value.partition(":")[0].partition(".")[0])
+            stated |= {package.__version__} if hasattr(package, "__version__") else set()
+        installed = importlib_metadata.version(self.distribution)
+        assert stated <= {installed}, f"{stated} is stated, {installed} is installed"
+
     def test_imports_no_framework_when_it_is_found(self) -> None:
         modules = [f"{e.value.partition(':')[0]}:plugin" for e in self._entry_points()]
         self._check_light(modules, "the plugin module is imported by every command")
@@ -88,6 +89,9 @@ class PluginConformance:
         self._check_light(targets, "supports and detect run before any device is touched")
 
     def test_targets_lead_to_code(self, plugin_host: PluginHost) -> None:
+        optional = self.optional_packages
+        if optional is None:
+            optional = _packages_of_extras(self.distribution)
         absent: list[str] = []
         for spec in self._specs(plugin_host):
             for field in ("target", "supports", "detect"):
@@ -96,9 +100,9 @@ class PluginConformance:
                     continue
                 try:
                     load_target(target, where=f"{type(spec).__name__}({spec.name!r})")
-                except Exception as error:
+                except Exception as error:  # whatever importing the target raises
                     name = _absent_module(error)
-                    if name.partition(".")[0] not in self.optional_packages:
+                    if name.partition(".")[0] not in optional:
                         raise
                     absent.append(f"{target} needs {name}")
         if absent:
@@ -132,3 +136,19 @@ class PluginConformance:
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert not found, f"{why}; these import a framework: {found}"
+
+
+def _absent_module(error: BaseException | None) -> str:
+    """The module whose absence is behind an error, or ``""``."""
+    while error is not None:
+        if isinstance(error, ImportError):
+            return error.name or ""
+        error = error.__cause__
+    return ""
+
+
+def _packages_of_extras(distribution: str) -> tuple[str, ...]:
+    """Packages that only an extra of a distribution asks for, by the name that is imported."""
+    requirements = map(Requirement, importlib_metadata.requires(distribution) or [])
+    asked = [r for r in requirements if r.marker and "extra" in str(r.marker)]
+    return tuple(canonicalize_name(r.name).replace("-", "_") for r in asked)

@@ -1,33 +1,19 @@
-"""The installed distribution registers with axcore, and its plugin module stays light."""
+"""The installed distribution is a plugin: found, active, light, and it leads to code."""
 
 import importlib.util
-import subprocess
-import sys
 
 import pytest
 
-import axlearn_neuron
-from axcore.plugins import host
-from axcore.testing._check import suites
+from axcore.testing import PluginConformance
 
 
-def test_appears_among_the_records_as_active():
-    records = {record.distribution: record for record in host().records}
-    record = records["axlearn-neuron"]
-    assert record.status == "active", record.reason
-    assert record.version == axlearn_neuron.__version__
-
-
-def test_plugin_module_imports_no_jax():
-    code = "import sys, axlearn_neuron.plugin; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+class TestPlugin(PluginConformance):
+    distribution = "axlearn-neuron"
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_neuronx") is not None, reason="the vendor's packages are here"
 )
-def test_plugins_check_skips_what_only_the_vendors_packages_can_load():
-    suite = suites("axlearn-neuron")["TestPluginConformance_axlearn_neuron"]
-    assert suite.optional_packages == ("jax_neuronx",)
+def test_what_only_the_vendors_packages_can_load_is_skipped_by_name(plugin_host):
     with pytest.raises(pytest.skip.Exception, match="attention_nki needs jax_neuronx"):
-        suite().test_targets_lead_to_code(host())
+        TestPlugin().test_targets_lead_to_code(plugin_host)

@@ -150,7 +150,11 @@ def golden(args: argparse.Namespace) -> CommandResult:
 def _config(args: argparse.Namespace) -> Trainer.Config:
     if args.instance is None and args.rules is None:
         return edited_config(args)
-    return assembled(args).cfg
+    from axcore.train.assemble import check_layout
+
+    a = assembled(args)
+    check_layout(a)
+    return a.cfg
 
 
 def _difference(path: str, old: str | None, new: str | None) -> str:

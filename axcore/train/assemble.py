@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from axcore.plugins import Instance
     from axcore.train.trainer import Trainer
 
-__all__ = ["Assembled", "assemble", "check_sets", "edited", "parse_modifier", "parse_set"]
+__all__ = [
+    "Assembled",
+    "assemble",
+    "check_layout",
+    "check_sets",
+    "edited",
+    "parse_modifier",
+    "parse_set",
+]
 
 _ARGUMENTS = re.compile(r":\w+=.*", re.DOTALL)  # of NAME:key=value,...
 
@@ -196,6 +204,23 @@ def assemble(
         cfg.compiler_options, resolved, vouched=report.compiler_options, flags=flags
     )
     return Assembled(cfg, resolved, report)
+
+
+def check_layout(assembled: Assembled) -> None:
+    """Checks that the mesh fits the machine and its axes divide the model's parameters.
+
+    A run does so when it makes its program; here nothing but the specs is made.
+
+    Raises:
+        ShardingError: They do not; names what would.
+        AxcoreError: The model cannot be built.
+    """
+    from axcore.layers.placement import build_model
+    from axcore.parallel import abstract_mesh, named_shardings
+
+    cfg, instance = assembled.cfg, assembled.instance
+    mesh: Any = abstract_mesh(cfg.mesh_shape, instance.num_devices, instance.num_slices)
+    named_shardings(build_model(cfg).parameter_specs(), mesh, cfg.sharding_rules)
 
 
 def _set_options(cfg: Trainer.Config, xla: Iterable[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from axlearn_moe import (
     HashRouter,
     Top2RandomRouter,
     TopKRouter,
+    _routing,
 )
 
 BATCH, SEQ, DIM, EXPERTS = 2, 6, 8, 8
@@ -231,3 +232,15 @@ def test_what_cannot_be_is_refused_with_the_nearest(fields, router, code, part):
     with pytest.raises(ModuleError, match=code) as raised:
         layer(router=router, **fields).instantiate(name="layer")
     assert part in str(raised.value)
+
+
+def test_the_best_are_those_of_top_k_ties_included():
+    scores = np.random.default_rng(0).integers(0, 4, size=(50, 9)).astype(np.float32)
+    scores[::7, 2] = -np.inf
+    expected = jax.lax.top_k(jnp.asarray(scores), 3)[1]
+    np.testing.assert_array_equal(_routing.best(jnp.asarray(scores), 3), expected)
+
+
+def test_a_score_that_is_no_number_gives_an_expert_that_exists():
+    scores = jnp.full((2, 4), jnp.nan)
+    assert np.all(np.asarray(_routing.best(scores, 2)) < 4)

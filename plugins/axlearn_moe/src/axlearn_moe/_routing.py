@@ -64,11 +64,15 @@ def best(scores: jax.Array, num: int) -> jax.Array:
 
     Of equal scores the first counts, as in ``jax.lax.top_k``, which is not used: compilers do not
     split it over devices, so that each would choose for the tokens of all. It takes ``num`` passes
-    over dims of experts, which are short.
+    over dims of experts, which are short. ``argmax`` would be one pass over pairs instead of two
+    over numbers, which XLA's CPU backend does not vectorize: 3.6 times as long for 128 experts.
+    Rows with a NaN give the last place.
     """
+    places = jnp.arange(scores.shape[-1], dtype=jnp.int32)
     where = []
     for _ in range(num):
-        at = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
+        at = jnp.min(jnp.where(is_best, places, places[-1]), axis=-1)
         where.append(at)
         scores = jnp.where(_is_at(at, scores.shape[-1]), -jnp.inf, scores)
     return jnp.stack(where, axis=-1)

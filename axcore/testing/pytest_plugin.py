@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,3 +17,18 @@ def plugin_host() -> PluginHost:
     from axcore.plugins import PluginHost
 
     return PluginHost()
+
+
+@pytest.fixture(scope="module")
+def no_compile_cache() -> Iterator[None]:
+    """Compiles anew: JAX cannot read back from its cache what was compiled without a device."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    settings: Any = jax.config  # its attributes are made at run time
+    former = settings.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX remembers whether it was on
+    yield
+    jax.config.update("jax_enable_compilation_cache", former)
+    compilation_cache.reset_cache()

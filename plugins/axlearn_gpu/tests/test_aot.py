@@ -5,7 +5,6 @@ and a collective is two instructions, ``...-start`` and ``...-done``. What `axco
 models of full size: ``benchmarks/aot_cases.py``.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -17,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore import experiments
@@ -31,10 +29,7 @@ pytestmark = [
     pytest.mark.aot,
     pytest.mark.slow,
     pytest.mark.xdist_group("gpu-aot"),
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)),
-        reason="JAX's CUDA plugin is not installed: axlearn-gpu[aot]",
-    ),
+    pytest.mark.usefixtures("cuda_compiler"),
 ]
 
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<result>.*?) (?P<op>[\w\-]+)\(")
@@ -42,17 +37,6 @@ ARRAY = re.compile(r"\b[a-z]+\d+\[([\d,]*)\]")
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 # The smallest matrix of tiny-lm: what has as many elements may be a gradient of weights.
 MATRIX = 64 * 64
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_compile_cache():
-    """JAX's own cache cannot be read back by a compiler without devices."""
-    former = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX remembers whether it was on
-    yield
-    jax.config.update("jax_enable_compilation_cache", former)
-    compilation_cache.reset_cache()
 
 
 def compiled(name, *modifiers):

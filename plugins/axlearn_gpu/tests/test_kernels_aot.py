@@ -1,11 +1,8 @@
 """Kernels compiled for GPUs that are not here, to machine code; nothing is run."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
 import axlearn_gpu._capability as capability
@@ -17,23 +14,9 @@ from axlearn_gpu.pallas_attention import attention_pallas
 pytestmark = [
     pytest.mark.aot,
     pytest.mark.xdist_group("gpu-aot"),
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)),
-        reason="JAX's CUDA plugin is not installed: axlearn-gpu[aot]",
-    ),
+    pytest.mark.usefixtures("cuda_compiler"),
 ]
 GPUS = ("h100", "h200", "b200")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_compile_cache():
-    """JAX's own cache cannot be read back by a compiler without devices."""
-    former = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", former)
-    compilation_cache.reset_cache()
 
 
 def compiled(gpu, function, shapes, dtype="bfloat16", static=()):

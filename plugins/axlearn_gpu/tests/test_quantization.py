@@ -1,12 +1,10 @@
 """What XLA makes of quantized products for GPUs that are not there, and what they refuse."""
 
-import importlib.util
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
 from axcore import functional
@@ -21,22 +19,8 @@ aot = [
     pytest.mark.aot,
     pytest.mark.slow,
     pytest.mark.xdist_group("gpu-aot"),
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)),
-        reason="JAX's CUDA plugin is not installed: axlearn-gpu[aot]",
-    ),
+    pytest.mark.usefixtures("cuda_compiler"),
 ]
-
-
-@pytest.fixture
-def no_compile_cache():
-    """JAX's own cache cannot be read back by a compiler without devices."""
-    former = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", former)
-    compilation_cache.reset_cache()
 
 
 def layer(recipe):
@@ -83,7 +67,6 @@ def products(text, op="dot"):
 
 
 @pytest.mark.parametrize("case", ["H100 fp8", "H100 fp8-delayed", "H100 int8", "B200 mxfp8"])
-@pytest.mark.usefixtures("no_compile_cache")
 class TestCompiled:
     pytestmark = aot
 

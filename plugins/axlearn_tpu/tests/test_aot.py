@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore import experiments
@@ -21,23 +20,12 @@ from axcore.parallel.aot import compiler_for
 from axcore.train import aot, assemble
 from axcore.train._program import Program
 
-pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.xdist_group("libtpu")]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_compile_cache():
-    """JAX's own cache cannot be read back by a compiler without devices."""
-    former = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX remembers whether it was on
-    yield
-    jax.config.update("jax_enable_compilation_cache", former)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(autouse=True)
-def libtpu():
-    pytest.importorskip("libtpu", reason="libtpu is not installed: axlearn-tpu[aot]")
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("libtpu"),
+    pytest.mark.usefixtures("libtpu"),
+]
 
 
 def lowered(name, fn, *shapes):

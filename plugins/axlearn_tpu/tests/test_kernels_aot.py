@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from axcore import Module, experiments, functional, ops
@@ -19,25 +18,14 @@ from axcore.parallel.aot import compiler_for
 from axcore.remat import Remat, site
 from axlearn_tpu.pallas_splash import RESIDUALS, attention_splash
 
-pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.xdist_group("libtpu")]
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("libtpu"),
+    pytest.mark.usefixtures("libtpu"),
+]
 ROWS_AND_HEADS = MeshShape(fsdp=-1, model=2)
 MACHINES = ("tpu-v5e-4", "tpu-v5p-8", "tpu-v6e-4", "tpu-7x-4")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_compile_cache():
-    """JAX's own cache cannot be read back by a compiler without devices."""
-    former = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX remembers whether it was on
-    yield
-    jax.config.update("jax_enable_compilation_cache", former)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(autouse=True)
-def libtpu():
-    pytest.importorskip("libtpu", reason="libtpu is not installed: axlearn-tpu[aot]")
 
 
 class Attend(Module):

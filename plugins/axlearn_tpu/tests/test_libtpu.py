@@ -11,13 +11,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from axcore.parallel import resolve_instance
 from axcore.plugins import host
 
-pytestmark = [pytest.mark.oracle, pytest.mark.xdist_group("libtpu")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.xdist_group("libtpu"),
+    pytest.mark.usefixtures("libtpu"),
+]
 
 
 @pytest.fixture(autouse=True)
-def libtpu(monkeypatch):
-    pytest.importorskip("libtpu", reason="libtpu is not installed: axlearn-tpu[aot]")
-    # Several processes may compile at once, and no metadata server is to be asked.
+def environment(monkeypatch):
+    """Several processes may compile at once, and no metadata server is to be asked."""
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
 

@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
 from axcore import functional
@@ -22,23 +21,11 @@ def layer(recipe):
     return apply_modifier(cfg, QuantizeModifier.Config(recipe=recipe))
 
 
-@pytest.fixture
-def no_compile_cache():
-    """JAX's own cache cannot be read back by a compiler without devices."""
-    former = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", former)
-    compilation_cache.reset_cache()
-
-
 @pytest.mark.aot
 @pytest.mark.slow
 @pytest.mark.xdist_group("libtpu")
-@pytest.mark.usefixtures("no_compile_cache")
+@pytest.mark.usefixtures("libtpu")
 def test_all_three_products_of_int8_run_on_the_matrix_unit_of_v5e():
-    pytest.importorskip("libtpu", reason="libtpu is not installed: axlearn-tpu[aot]")
     instance = resolve_instance("tpu-v5e-8")
     compiler = compiler_for(instance)
     compiler.prepare()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from axcore.ops.refusals import own_products
+
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
@@ -15,11 +17,7 @@ __all__ = ["all_to_all_supports", "ring_supports"]
 
 def ring_supports(call: OpCall) -> str | None:
     """Why a ring cannot serve the call, or None."""
-    if (reason := _not_one_sequence(call)) is not None:
-        return reason
-    if call.options.get("dot_general") == "replaced":
-        return "its products cannot be replaced: it computes them blockwise"
-    return None
+    return _not_one_sequence(call) or own_products(call)
 
 
 def all_to_all_supports(call: OpCall) -> str | None:

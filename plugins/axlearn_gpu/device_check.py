@@ -386,15 +386,15 @@ def _instance() -> str:
     """One GPU of the kind that is here; of an unknown kind, one with the same capability."""
     import jax
 
-    from axlearn_gpu._capability import CAPABILITIES
     from axlearn_gpu._gpus import GPUS
+    from axlearn_gpu._target import SILICON
 
     device = jax.devices()[0]
     for gpu in GPUS.values():
         if device.device_kind.startswith(gpu.device_kind):
             return f"gpu-{gpu.name}-1"
     have = tuple(int(n) for n in str(device.compute_capability).split("."))
-    near = [name for name, capability in CAPABILITIES.items() if capability <= have]
+    near = [name for name, silicon in SILICON.items() if silicon.capability <= have]
     return f"gpu-{near[-1] if near else 'a100-40'}-1"
 
 

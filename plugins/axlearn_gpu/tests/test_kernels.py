@@ -22,8 +22,9 @@ from axcore.plugins import OpCall, host
 from axcore.testing import KernelCase, KernelConformance
 from axcore.train import assemble
 from axlearn_gpu import supports
-from axlearn_gpu._capability import CAPABILITIES, capability_of
+from axlearn_gpu._capability import capability_of
 from axlearn_gpu._gpus import GPUS
+from axlearn_gpu._target import SILICON
 from axlearn_gpu.pallas_attention import attention_pallas
 from axlearn_gpu.tokamax_attention import attention_tokamax
 
@@ -93,7 +94,7 @@ def with_array(name, shape=(1, 4096)):
         (call(mask=Causal() & SegmentIds()), "segment ids only as a dense"),
         (call(mask=PrefixLM(8)), "does not know the mask PrefixLM"),
         (call(mask=Causal() & TracedWindow()), "does not know the mask TracedWindow"),
-        (call(dtype="float32"), "is for bfloat16 and float16, got float32"),
+        (call(dtype="float32"), "bfloat16 or float16, got float32"),
         (call(options={"logit_cap": 30.0}), "no soft cap"),
         (call(options={"dot_general": "replaced"}), "products cannot be replaced"),
         (call(view="dense"), "reads no key/value cache"),
@@ -141,7 +142,7 @@ def test_the_reference_serves_short_calls_and_caches_only():
 
 
 def test_every_gpu_has_its_capability():
-    assert set(CAPABILITIES) == set(GPUS)
+    assert set(SILICON) == set(GPUS)
     assert capability_of("gpu-p6-b200.48xlarge-8") == (10, 0)
     assert capability_of("tpu-v5p-8") is capability_of("gpu-none-8") is None
 

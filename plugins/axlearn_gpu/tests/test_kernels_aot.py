@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-import axlearn_gpu._capability as capability
 from axcore.ops import Causal, SegmentIds
 from axcore.parallel import resolve_instance
 from axcore.parallel.aot import compiler_for
+from axlearn_gpu._target import SILICON
 from axlearn_gpu.pallas_attention import attention_pallas
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_triton_kernels_compile_both_ways(gpu, number, monkeypatch):
         pytest.importorskip(name, reason=f"{name} is not installed; axlearn-gpu brings it on Linux")
     from axcore.plugins import load_target
 
-    assert capability.CAPABILITIES[gpu] == divmod(number, 10)
+    assert SILICON[gpu].capability == divmod(number, 10)
     for op, (target, shapes, options) in TRITON.items():
         function = load_target(f"axlearn_gpu.{target}", where=op)
         module = __import__(function.__module__, fromlist=["current_capability"])

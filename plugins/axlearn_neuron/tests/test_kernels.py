@@ -56,7 +56,7 @@ def sized(t, dim=128, s=None):
         (call(mask=Causal() & SlidingWindow(left=9)), "knows full and causal masks"),
         (call(purpose="decode"), "is for many queries"),
         (call(view="dense"), "reads no key/value cache"),
-        (call(dtype="float16"), "bfloat16 or float32, got ['float16']"),
+        (call(dtype="float16"), "bfloat16 or float32, got float16"),
         (call(options={"logit_cap": 30.0}), "no soft cap"),
         (call(options={"dot_general": "replaced"}), "products cannot be replaced"),
         (call({**call().shapes, "sinks": (8,)}), "takes no sinks"),

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 from axcore.errors import PluginError
+from axlearn_gpu._target import SILICON
 from axlearn_gpu.instances import resolve
 
-__all__ = ["CAPABILITIES", "capability_of", "current_capability"]
-
-#: GPU -> compute capability; "CUDA GPU Compute Capability" of NVIDIA's developer pages.
-CAPABILITIES: Mapping[str, tuple[int, int]] = {
-    "a100-40": (8, 0),
-    "a100-80": (8, 0),
-    "h100": (9, 0),
-    "h200": (9, 0),
-    "b200": (10, 0),
-    "gb200": (10, 0),
-    "gb300": (10, 3),
-}
+__all__ = ["capability_of", "current_capability"]
 
 
 @functools.cache
@@ -36,7 +25,7 @@ def capability_of(instance: str) -> tuple[int, int] | None:
         gpu = resolve(instance).attributes["gpu"]
     except PluginError:
         return None
-    return CAPABILITIES[gpu]
+    return SILICON[gpu].capability
 
 
 def current_capability() -> int:
@@ -49,10 +38,10 @@ def current_capability() -> int:
     """
     import jax
 
-    from axcore.context import current_context
+    from axcore.ops import ambient_target
 
-    context = current_context()
-    found = None if context is None else capability_of(context.target.instance)
+    target = ambient_target()
+    found = None if target is None else capability_of(target.instance)
     if found is not None:
         return 10 * found[0] + found[1]
     try:

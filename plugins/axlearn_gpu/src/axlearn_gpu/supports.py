@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from axcore.ops.masks import Causal, Full, Mask, SegmentIds, SlidingWindow
+from axcore.ops.refusals import blockwise_attention, own_products
 from axlearn_gpu._capability import capability_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ __all__ = [
 
 
 _HOPPER = (9, 0)
-_QKV = ("q", "k", "v")
+_HALVES = ("bfloat16", "float16")
+_FLOATS = (*_HALVES, "float32")
 # A row of a normalization has to fit into one thread block's registers.
 _MAX_NORM_DIM = 32768
 #: Activations that the kernel knows.
@@ -80,11 +82,9 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 def cudnn(call: OpCall) -> str | None:
     """Why cuDNN's attention cannot serve the call, or None."""
-    reason = _attention_arrays(call, without=("bias", "sinks", "kv_valid", "logit_scale"))
-    if reason is not None:
+    without = ("bias", "sinks", "kv_valid", "logit_scale")
+    if (reason := blockwise_attention(call, dtypes=_HALVES, without=without)) is not None:
         return reason
-    if call.dtypes["q"] not in ("bfloat16", "float16"):
-        return f"is for bfloat16 and float16, got {call.dtypes['q']}"
     if call.options.get("logit_cap") is not None:
         return f"has no soft cap of logits, got {call.options['logit_cap']:g}"
     head_dim, value_dim = call.shapes["q"][-1], call.shapes["v"][-1]
@@ -106,11 +106,9 @@ def cudnn(call: OpCall) -> str | None:
 
 def pallas_triton(call: OpCall) -> str | None:
     """Why the Pallas attention of this package cannot serve the call, or None."""
-    reason = _attention_arrays(call, without=("bias", "sinks", "logit_scale"))
-    if reason is not None:
+    without = ("bias", "sinks", "logit_scale")
+    if (reason := blockwise_attention(call, dtypes=_FLOATS, without=without)) is not None:
         return reason
-    if call.dtypes["q"] not in ("bfloat16", "float16", "float32"):
-        return f"is for bfloat16, float16 and float32, got {call.dtypes['q']}"
     head_dim, value_dim = call.shapes["q"][-1], call.shapes["v"][-1]
     if max(head_dim, value_dim) > 256:
         return f"keeps whole heads in registers, up to 256 dims, got {max(head_dim, value_dim)}"
@@ -129,11 +127,9 @@ def tokamax_mosaic(call: OpCall) -> str | None:
     capability = capability_of(call.instance)
     if capability is not None and capability < _HOPPER:
         return f"needs compute capability 9.0, {call.instance} has {capability[0]}.{capability[1]}"
-    reason = _attention_arrays(call, without=("bias", "sinks", "kv_valid", "logit_scale"))
-    if reason is not None:
+    without = ("bias", "sinks", "kv_valid", "logit_scale")
+    if (reason := blockwise_attention(call, dtypes=_HALVES, without=without)) is not None:
         return reason
-    if call.dtypes["q"] not in ("bfloat16", "float16"):
-        return f"is for bfloat16 and float16, got {call.dtypes['q']}"
     seen = structure(call.mask)
     if seen.other is not None:
         return f"does not know the mask {seen.other}"
@@ -163,27 +159,7 @@ def triton_rotary(call: OpCall) -> str | None:
 
 def triton_linear_cross_entropy(call: OpCall) -> str | None:
     """Why the Triton linear cross-entropy cannot serve the call, or None."""
-    if call.options.get("dot_general") == "replaced":
-        return "its product cannot be replaced: it computes it blockwise"
-    return _triton(call, ("hidden", "weight"))
-
-
-def _attention_arrays(call: OpCall, without: Iterable[str]) -> str | None:
-    """Reasons that the attention kernels share."""
-    if call.view is not None:
-        return f"reads no key/value cache (a {call.view!r} view)"
-    if call.options.get("dot_general") == "replaced":
-        return "its products cannot be replaced: it computes them blockwise"
-    for name in without:
-        if name in call.shapes:
-            takes = "a static logit scale" if name == "logit_scale" else f"no {name}"
-            return f"takes {takes}, got an array {call.shapes[name]}"
-    seen = structure(call.mask)
-    by_position = seen.left is not None or seen.right is not None
-    if by_position and ("q_positions" in call.shapes or "kv_positions" in call.shapes):
-        return "takes positions for indices, got positions"
-    dtypes = {call.dtypes[name] for name in _QKV}
-    return f"is for q, k and v of one dtype, got {sorted(dtypes)}" if len(dtypes) > 1 else None
+    return own_products(call) or _triton(call, ("hidden", "weight"))
 
 
 def _triton(call: OpCall, arguments: Iterable[str]) -> str | None:
@@ -192,8 +168,8 @@ def _triton(call: OpCall, arguments: Iterable[str]) -> str | None:
     if missing is not None:
         return missing
     for name in arguments:
-        if call.dtypes[name] not in ("bfloat16", "float16", "float32"):
-            return f"is for bfloat16, float16 and float32, got {call.dtypes[name]} for {name}"
+        if call.dtypes[name] not in _FLOATS:
+            return f"is for {', '.join(_FLOATS)}, got {call.dtypes[name]} for {name}"
     return None
 
 

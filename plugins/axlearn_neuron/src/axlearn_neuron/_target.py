@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from axcore.context import current_context
 from axcore.errors import PluginError
+from axcore.ops import ambient_target
 from axlearn_neuron.instances import resolve
 
 __all__ = ["cores_per_device"]
@@ -11,8 +11,7 @@ __all__ = ["cores_per_device"]
 
 def cores_per_device() -> int:
     """Returns the physical cores behind a JAX device (LNC); 1 where no machine is known."""
-    context = current_context()
-    target = None if context is None else context.target
+    target = ambient_target()
     try:
         instance = resolve("" if target is None else target.instance)
     except PluginError:

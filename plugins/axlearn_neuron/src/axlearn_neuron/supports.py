@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from axcore.ops.masks import Causal, Full, SegmentIds
+from axcore.ops.refusals import blockwise_attention, many_queries
 
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
 __all__ = ["nki_flash", "nki_rms_norm", "xla_norm"]
-
 
 _FLOATS = ("bfloat16", "float32")
 _TILE = 512  # keys of the smallest tile
@@ -26,21 +26,12 @@ _MAX_NORM_DIM = 8192
 
 def nki_flash(call: OpCall) -> str | None:
     """Why the vendor's flash attention cannot serve the call, or None."""
-    if call.purpose == "decode":
-        return "is for many queries: decoding has one of each sequence"
-    if call.view is not None:
-        return f"reads no key/value cache (a {call.view!r} view)"
-    if call.options.get("dot_general") == "replaced":
-        return "its products cannot be replaced: it computes them blockwise"
+    without = ("bias", "sinks", "kv_valid", "logit_scale")
+    reason = many_queries(call) or blockwise_attention(call, dtypes=_FLOATS, without=without)
+    if reason is not None:
+        return reason
     if call.options.get("logit_cap") is not None:
         return f"has no soft cap of logits, got {call.options['logit_cap']:g}"
-    for name in ("bias", "sinks", "kv_valid", "logit_scale"):
-        if name in call.shapes:
-            takes = "a static logit scale" if name == "logit_scale" else f"no {name}"
-            return f"takes {takes}, got an array {call.shapes[name]}"
-    dtypes = {call.dtypes[name] for name in ("q", "k", "v")}
-    if len(dtypes) > 1 or not dtypes <= set(_FLOATS):
-        return f"is for q, k and v of one dtype, {' or '.join(_FLOATS)}, got {sorted(dtypes)}"
     head_dim, value_dim = call.shapes["q"][-1], call.shapes["v"][-1]
     if head_dim != value_dim:
         return f"has one head_dim, got {head_dim} for queries and {value_dim} for values"
@@ -51,8 +42,7 @@ def nki_flash(call: OpCall) -> str | None:
         return f"is for as many queries as keys, got {queries} and {keys}"
     if keys % _TILE:
         return f"works in tiles of {_TILE} keys, got {keys}"
-    mask = call.mask if call.mask is not None else Full()
-    for part in mask.parts():
+    for part in (call.mask or Full()).parts():
         if not isinstance(part, Full | Causal | SegmentIds):
             return f"knows full and causal masks and segment ids, got {part}"
         if isinstance(part, SegmentIds) and keys > _MAX_SEGMENTED:
@@ -60,8 +50,6 @@ def nki_flash(call: OpCall) -> str | None:
                 f"takes segment ids as a bias of all queries and keys, up to {_MAX_SEGMENTED} "
                 f"positions, got {keys}"
             )
-    if mask.uses_positions and ("q_positions" in call.shapes or "kv_positions" in call.shapes):
-        return "takes positions for indices, got positions"
     return None
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from axcore.context import current_context
+from axcore.ops import ambient_target
 
 __all__ = ["instance_name"]
 
 
 def instance_name() -> str:
-    """Returns the target instance's name; ``"local"`` outside of a module call."""
-    context = current_context()
-    target = None if context is None else context.target
+    """Returns the target instance's name; ``"local"`` where there is no target."""
+    target = ambient_target()
     return "local" if target is None else target.instance

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from axcore.ops.references import FEW_LOGITS, FEW_LOGITS_TEXT, reference_kernel
 from axcore.plugins import (
     CompilerOptionSpec,
     CompilerSpec,
@@ -13,6 +12,7 @@ from axcore.plugins import (
     MeshRuleSpec,
     hookimpl,
 )
+from axlearn_tpu.kernels import KERNELS
 
 __all__: list[str] = []
 
@@ -88,140 +88,83 @@ def axcore_mesh_rules() -> Iterable[MeshRuleSpec]:
     )
 
 
-_ROWS = ("batch",)
-_ATTENTION = {
-    "q": ("batch", "heads"),
-    "k": ("batch", "kv_heads"),
-    "v": ("batch", "kv_heads"),
-    "sinks": ("heads",),
-    "q_positions": _ROWS,
-    "kv_positions": _ROWS,
-    "kv_valid": _ROWS,
-    "q_segment_ids": _ROWS,
-    "kv_segment_ids": _ROWS,
-    "prefix_lengths": _ROWS,
-}
-
-
 @hookimpl
 def axcore_kernels() -> Iterable[KernelSpec]:
-    return (
-        KernelSpec(
-            op="attention",
-            implementation="pallas_splash",
-            platforms=("tpu",),
-            target="axlearn_tpu.pallas_splash:attention_splash",
-            supports="axlearn_tpu.supports:splash",
-            partitioning=_ATTENTION,
-            priority=30,
-            description="JAX's splash attention: blocks that the mask hides are skipped",
-        ),
-        KernelSpec(
-            op="grouped_matmul",
-            implementation="pallas_megablox",
-            platforms=("tpu",),
-            target="axlearn_tpu.pallas_grouped_matmul:grouped_matmul_megablox",
-            supports="axlearn_tpu.supports:megablox",
-            partitioning={"weights": ("mlp",)},
-            priority=30,
-            description="JAX's megablox: tiles of rows, each with its group's matrix",
-        ),
-        KernelSpec(
-            op="paged_attention",
-            implementation="pallas_paged",
-            platforms=("tpu",),
-            target="axlearn_tpu.pallas_paged_attention:paged_attention_pallas",
-            supports="axlearn_tpu.supports:paged_attention",
-            partitioning={
-                "q": ("batch", "heads"),
-                "k_pages": ("kv_heads",),
-                "v_pages": ("kv_heads",),
-                "lengths": _ROWS,
-                "page_table": _ROWS,
-            },
-            priority=30,
-            description="JAX's paged attention: pages are copied while others are computed",
-        ),
-        reference_kernel(
-            "attention", "xla_tpu", "tpu", supports=FEW_LOGITS, serves=FEW_LOGITS_TEXT
-        ),
-        reference_kernel("grouped_matmul", "xla_tpu", "tpu"),
-        reference_kernel("paged_attention", "xla_tpu", "tpu"),
-    )
+    return KERNELS
 
 
-def _option(
-    name: str, pattern: str, key: str, value: bool | int | str, reason: str
-) -> CompilerOptionSpec:
-    return CompilerOptionSpec(name=name, pattern=pattern, key=key, value=value, reason=reason)
+_HIDE = "gathers of weights run while matrix products do: "
+# Names accepted by libtpu 0.0.42.1; what they gain has not been measured here.
+_OPTIONS: tuple[tuple[str, str, str, bool | int, str], ...] = (
+    (
+        "latency-hiding",
+        "tpu-*",
+        "xla_tpu_enable_latency_hiding_scheduler",
+        True,
+        "collectives are started early and awaited late",
+    ),
+    (
+        "async-fusion",
+        "tpu-*",
+        "xla_tpu_enable_async_collective_fusion",
+        True,
+        _HIDE + "a collective is fused into the work beside it",
+    ),
+    (
+        "async-fusion-gather",
+        "tpu-*",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+        True,
+        _HIDE + "all-gathers too, which full sharding has most of",
+    ),
+    (
+        "async-fusion-steps",
+        "tpu-*",
+        "xla_tpu_enable_async_collective_fusion_multiple_steps",
+        True,
+        _HIDE + "one collective may spread over several products",
+    ),
+    (
+        "overlap",
+        "tpu-*",
+        "xla_tpu_overlap_compute_collective_tc",
+        True,
+        _HIDE + "on the core that computes",
+    ),
+    (
+        "multislice-all-reduce",
+        "tpu-*-*-*",
+        "xla_tpu_enable_data_parallel_all_reduce_opt",
+        True,
+        "gradients cross the slow network between slices while the backward pass goes on",
+    ),
+    (
+        "multislice-sizes",
+        "tpu-*-*-*",
+        "xla_tpu_data_parallel_opt_different_sized_ops",
+        True,
+        "the same, for gradients of different sizes",
+    ),
+    (
+        "v5e-host-transfers",
+        "tpu-v5e-*",
+        "xla_tpu_host_transfer_overlap_limit",
+        24,
+        "offloaded products of many layers may be on their way to host memory at once",
+    ),
+    (
+        "v6e-vmem",
+        "tpu-v6e-*",
+        "xla_tpu_scoped_vmem_limit_kib",
+        98304,
+        "128 MiB of vector memory, of which a fusion may use 16 MiB unless told otherwise",
+    ),
+)
 
 
 @hookimpl
 def axcore_compiler_options() -> Iterable[CompilerOptionSpec]:
-    """Names accepted by libtpu 0.0.42.1; what they gain has not been measured here."""
-    hide = "gathers of weights run while matrix products do: "
-    return (
-        _option(
-            "latency-hiding",
-            "tpu-*",
-            "xla_tpu_enable_latency_hiding_scheduler",
-            True,
-            "collectives are started early and awaited late",
-        ),
-        _option(
-            "async-fusion",
-            "tpu-*",
-            "xla_tpu_enable_async_collective_fusion",
-            True,
-            hide + "a collective is fused into the work beside it",
-        ),
-        _option(
-            "async-fusion-gather",
-            "tpu-*",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-            True,
-            hide + "all-gathers too, which full sharding has most of",
-        ),
-        _option(
-            "async-fusion-steps",
-            "tpu-*",
-            "xla_tpu_enable_async_collective_fusion_multiple_steps",
-            True,
-            hide + "one collective may spread over several products",
-        ),
-        _option(
-            "overlap",
-            "tpu-*",
-            "xla_tpu_overlap_compute_collective_tc",
-            True,
-            hide + "on the core that computes",
-        ),
-        _option(
-            "multislice-all-reduce",
-            "tpu-*-*-*",
-            "xla_tpu_enable_data_parallel_all_reduce_opt",
-            True,
-            "gradients cross the slow network between slices while the backward pass goes on",
-        ),
-        _option(
-            "multislice-sizes",
-            "tpu-*-*-*",
-            "xla_tpu_data_parallel_opt_different_sized_ops",
-            True,
-            "the same, for gradients of different sizes",
-        ),
-        _option(
-            "v5e-host-transfers",
-            "tpu-v5e-*",
-            "xla_tpu_host_transfer_overlap_limit",
-            24,
-            "offloaded products of many layers may be on their way to host memory at once",
-        ),
-        _option(
-            "v6e-vmem",
-            "tpu-v6e-*",
-            "xla_tpu_scoped_vmem_limit_kib",
-            98304,
-            "128 MiB of vector memory, of which a fusion may use 16 MiB unless told otherwise",
-        ),
+    return tuple(
+        CompilerOptionSpec(name=name, pattern=pattern, key=key, value=value, reason=reason)
+        for name, pattern, key, value, reason in _OPTIONS
     )

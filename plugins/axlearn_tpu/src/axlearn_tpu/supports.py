@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from axcore.ops.masks import Causal, Full, PrefixLM, SegmentIds, SlidingWindow, TracedWindow
+from axcore.ops.refusals import blockwise_attention, many_queries
 from axlearn_tpu._block_sizes import LANES, MAX_HEAD_DIM
 
 if TYPE_CHECKING:
     from axcore.plugins import OpCall
 
 __all__ = ["megablox", "paged_attention", "splash"]
-
 
 #: Rows that each group must have on average: half a tile's, or most of the work is for nothing.
 _MIN_ROWS = 64
@@ -25,24 +25,16 @@ _FLOATS = ("bfloat16", "float32")
 
 def splash(call: OpCall) -> str | None:
     """Why splash attention cannot serve the call, or None."""
-    if call.purpose == "decode":
-        return "is for many queries: decoding has one of each sequence"
+    if (reason := many_queries(call)) is not None:
+        return reason
     if call.shapes["q"][1] < LANES:
         return f"works in tiles of {LANES} queries, got {call.shapes['q'][1]}"
-    if call.view is not None:
-        return f"reads no key/value cache (a {call.view!r} view)"
-    if "bias" in call.shapes:
-        return f"takes no bias array {call.shapes['bias']}"
-    if call.options.get("dot_general") == "replaced":
-        return "its products cannot be replaced: it computes them blockwise"
-    dtypes = {call.dtypes[name] for name in ("q", "k", "v")}
-    if len(dtypes) > 1 or not dtypes <= set(_FLOATS):
-        return f"is for q, k and v of one dtype, {' or '.join(_FLOATS)}, got {sorted(dtypes)}"
+    if (reason := blockwise_attention(call, dtypes=_FLOATS, without=("bias",))) is not None:
+        return reason
     widest = max(call.shapes[name][3] for name in ("q", "v"))
     if widest > MAX_HEAD_DIM:
         return f"has tiles for head dims up to {MAX_HEAD_DIM}, got {widest}"
-    mask = call.mask if call.mask is not None else Full()
-    for part in mask.parts():
+    for part in (call.mask or Full()).parts():
         if isinstance(part, TracedWindow):
             return (
                 "compiles a fixed window, got a traced one; a stack whose period holds a layer of "
@@ -52,8 +44,6 @@ def splash(call: OpCall) -> str | None:
             return "compiles a fixed prefix, got one for each sequence"
         if not isinstance(part, Full | Causal | SlidingWindow | PrefixLM | SegmentIds):
             return f"does not know the mask {part}"
-    if mask.uses_positions and ("q_positions" in call.shapes or "kv_positions" in call.shapes):
-        return "takes positions for indices, got positions"
     return None
 
 

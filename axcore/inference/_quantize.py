@@ -118,17 +118,28 @@ def quantize_state(
     Args:
         model: The model with plain weights.
         state: Its state.
-        quantized: The same model with :class:`axcore.quantization.StoredDot` in place of products.
+        quantized: The same model with :class:`axcore.quantization.StoredDot` in place of products;
+            those that were there before keep their weights.
         amax: Magnitudes for static scales of activations, by path of the product.
 
     Raises:
-        CheckpointError: The models differ in more than their products (AX441).
+        CheckpointError: The models differ in more than their products (AX441), or a weight that is
+            stored in few bits would have to be stored otherwise (AX952).
     """
-    del model
     flat = stack_form.canonical(stack_form.flatten(dict(state)))
     made = dict(flat)
-    for path, site in find_sites(quantized).items():
-        if not isinstance(site.module, StoredDot):
+    sites = find_sites(quantized)
+    stored = {p: s.module for p, s in find_sites(model).items() if isinstance(s.module, StoredDot)}
+    for path, old in stored.items():
+        if path in sites and sites[path].module.cfg != old.cfg:
+            raise CheckpointError(
+                f"the weight of {path} is stored in few bits already, as {old.cfg.dtype}, which "
+                "does not hold the numbers that it was made of",
+                code="AX952",
+                hint="quantize the directory that this one was made of",
+            )
+    for path, site in sites.items():
+        if path in stored or not isinstance(site.module, StoredDot):
             continue
         weight = f"{path}/weight"
         q = _quantized(site)(flat[weight])

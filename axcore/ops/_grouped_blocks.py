@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["blocked_grouped_matmul"]
+__all__ = ["blocked_grouped_matmul", "widened"]
 
 _MIN_TILE, _MAX_TILE = 8, 128
 
@@ -50,6 +50,11 @@ def blocked_grouped_matmul(
         result: Dtype name of the result: what is kept for all rows.
     """
     return _product(sums, result, rows, weights, group_sizes)
+
+
+def widened(weights: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns weights of fewer bits than the rows in their dtype, others as they are."""
+    return weights.astype(rows.dtype) if weights.dtype.itemsize < rows.dtype.itemsize else weights
 
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:
@@ -109,6 +114,7 @@ def _forward(
     def multiply(at: _Tiles, out_mn: jax.Array) -> jax.Array:
         rows_tk = lax.dynamic_slice_in_dim(rows_mk, at.starts, tile)
         weight = lax.dynamic_index_in_dim(weights, at.groups, keepdims=False)
+        weight = widened(weight, rows_tk)
         dims = (((1,), (contracted - 1,)), ((), ()))
         out_tn = lax.dot_general(rows_tk, weight, dims, preferred_element_type=jnp.dtype(sums))
         # Rows past the group's end are written again by the tiles of the next groups.
@@ -153,12 +159,14 @@ def _save(
 
 def _backward(
     sums: str, result: str, saved: tuple[jax.Array, jax.Array, jax.Array], grads: jax.Array
-) -> tuple[jax.Array, jax.Array, np.ndarray]:
+) -> tuple[jax.Array, jax.Array | np.ndarray, np.ndarray]:
     del result
     rows, weights, group_sizes = saved
     d_rows = _forward(sums, rows.dtype.name, grads, weights, group_sizes, contracted=2)
     d_weights = _weight_gradient(sums, rows, grads, group_sizes)
     zero = np.zeros(group_sizes.shape, jax.dtypes.float0)
+    if jnp.issubdtype(weights.dtype, jnp.integer):
+        return d_rows, np.zeros(weights.shape, jax.dtypes.float0), zero
     return d_rows, d_weights.astype(weights.dtype), zero
 
 

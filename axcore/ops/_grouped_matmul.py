@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from axcore.errors import OpError
-from axcore.ops._grouped_blocks import blocked_grouped_matmul
+from axcore.ops._grouped_blocks import blocked_grouped_matmul, widened
 from axcore.ops._select import Operand, ambient_target, dispatch
 
 __all__ = ["group_of_rows", "grouped_matmul", "grouped_matmul_xla"]
@@ -33,7 +33,8 @@ def grouped_matmul(
 
     Args:
         rows: (M, K), sorted by group.
-        weights: (E, K, N).
+        weights: (E, K, N). Those of fewer bits than the rows are widened: of one group at a time
+            where the product goes group by group.
         group_sizes: (E,) int32, rows in each group; their sum is at most M.
         preferred_element_type: Dtype of the result; by default that of ``rows``.
         implementation: Forces a kernel by name.
@@ -54,6 +55,8 @@ def grouped_matmul(
             " expected (M, K), (E, K, N), (E,)",
             code="AX402",
         )
+    if not _goes_by_group():
+        weights = widened(weights, rows)
     return dispatch(
         "grouped_matmul",
         {
@@ -92,8 +95,13 @@ def grouped_matmul_xla(
     else:
         sums = jnp.dtype(jnp.float32 if rows.dtype.itemsize < 4 else rows.dtype)
     result = jnp.dtype(preferred_element_type or rows.dtype)
-    target = ambient_target()
-    if target is None or target.platform in _EXPANDED:
+    if _goes_by_group():
         return blocked_grouped_matmul(rows, weights, group_sizes, sums.name, result.name)
     out = lax.ragged_dot(rows, weights, group_sizes, preferred_element_type=sums)
     return out.astype(result)
+
+
+def _goes_by_group() -> bool:
+    """Whether this module's own loop over tiles multiplies here."""
+    target = ambient_target()
+    return target is None or target.platform in _EXPANDED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ from axcore.quantization._dots import (
     MxFp8Dot,
     QuantizedDot,
 )
-from axcore.quantization._place import DEFAULT_EXCLUDE, KINDS, Kind, Site, choose, place
+from axcore.quantization._place import DEFAULT_EXCLUDE, KINDS, Kind, Site, choose, matching, place
+
+_log = logging.getLogger("axcore.config")  # reports edits, which a search over configs turns off
 
 __all__ = [
     "DelayedFp8Recipe",
@@ -93,6 +96,7 @@ class Recipe(Modifier):
         made = {path: self.product(sites[path]) for path in found}
         for path, product in made.items():
             _check_place(sites[path], product)
+        self._tell(sites, made)
         if own.override:
             # A narrower recipe must not leave parts of the earlier one behind.
             for path, site in sites.items():
@@ -100,13 +104,31 @@ class Recipe(Modifier):
                     made[path] = DotGeneral.Config()
         return {path: made.get(path) for path in sites}
 
+    def _tell(self, sites: dict[str, Site], made: Mapping[str, Config]) -> None:
+        """Says which products stay as they are because this recipe's do not multiply groups."""
+        target: Any = next(iter(made.values())).target
+        grouped = [path for path, site in sites.items() if site.kind == "grouped"]
+        left = matching(grouped, _tuple(self.cfg.include), _tuple(self.cfg.exclude))
+        if left and not _in_groups(target):
+            _log.info(
+                "%d products of groups of rows, such as %s, stay as they are: %s does not "
+                "multiply groups; the recipes int8 and fp8 do",
+                len(left),
+                left[0],
+                target.__qualname__.removesuffix(".Config"),
+            )
+
+
+def _in_groups(product: Any) -> bool:
+    return product is DotGeneral or getattr(product, "in_groups", False)
+
 
 def _check_place(site: Site, product: Config) -> None:
     """Raises when a product that needs a context would stand inside a kernel."""
     if site.kind == "linear":
         return
     target: Any = product.target
-    if site.kind == "grouped" and not (target is DotGeneral or getattr(target, "in_groups", False)):
+    if site.kind == "grouped" and not _in_groups(target):
         raise ConfigError(
             f"{target.__name__} does not multiply groups of rows, as {site.path} does",
             code="AX432",

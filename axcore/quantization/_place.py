@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from axcore.collection import expand_path, glob_matches
@@ -15,7 +15,7 @@ from axcore.layers.roles import BaseAttention, BaseGroupedLinear, BaseHead
 from axcore.module import Module
 from axcore.ops import BaseDotGeneral, DotGeneral
 
-__all__ = ["DEFAULT_EXCLUDE", "KINDS", "Kind", "Site", "choose", "find_sites", "place"]
+__all__ = ["DEFAULT_EXCLUDE", "KINDS", "Kind", "Site", "choose", "find_sites", "matching", "place"]
 
 #: Products that no recipe touches unless it is told to: a router's few logits decide a lot.
 DEFAULT_EXCLUDE = ("**/router", "**/router/**")
@@ -119,12 +119,7 @@ def choose(
             code="AX430",
             hint=hint,
         )
-    found = tuple(
-        path
-        for path in reached
-        if any(glob_matches(p, path) for p in include)
-        and not any(glob_matches(p, path) for p in exclude)
-    )
+    found = matching(reached, include, exclude)
     if not found:
         raise ConfigError(
             f"there is nothing to quantize: include={tuple(include)} without "
@@ -132,6 +127,18 @@ def choose(
             code="AX430",
         )
     return found
+
+
+def matching(
+    paths: Iterable[str], include: Sequence[str], exclude: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the paths that a pattern of ``include`` matches and none of ``exclude`` does."""
+    return tuple(
+        path
+        for path in paths
+        if any(glob_matches(p, path) for p in include)
+        and not any(glob_matches(p, path) for p in exclude)
+    )
 
 
 def place(

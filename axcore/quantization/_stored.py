@@ -161,6 +161,8 @@ class StoredDot(DotGeneral):
         dtype = lhs.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
         a = self._activations(lhs, tuple(dimension_numbers[0][0]), ctx.state)
         b = self._weight(rhs, ctx.state["scale"], lhs.dtype)
+        if self.cfg.activations is None:
+            b = b._replace(values=b.values.astype(lhs.dtype))
         return contract(a, lhs_dims, b, rhs_dims, out, precision=self.cfg.precision).astype(dtype)
 
     @no_context
@@ -180,7 +182,7 @@ class StoredDot(DotGeneral):
         scale = state["scale"]
         num_rows, num_groups = rows.shape[0], group_sizes.shape[0]
         if num_rows < num_groups:
-            # Of few rows, as in decoding, no more matrices are read than have any.
+            # Few rows, as in decoding: what has none of them is not even widened.
             met = jnp.nonzero(group_sizes, size=num_rows, fill_value=num_groups)[0]
             group_sizes = group_sizes.at[met].get(mode="fill", fill_value=0)
             weights, scale = (x.at[met].get(mode="clip") for x in (weights, scale))
@@ -211,7 +213,7 @@ class StoredDot(DotGeneral):
         return quantize(x, Operand(self.cfg.activations), summed, amax=amax)
 
     def _weight(self, weight: jax.Array, scale: jax.Array, dtype: jnp.dtype) -> Quantized:
-        """Returns the weight as the product takes it, and a scale of its rank."""
+        """Returns the weight unpacked, in ``dtype`` if it has blocks, and a scale of its rank."""
         packed = self.cfg.dtype == "int4"
         if weight.dtype != jnp.dtype("uint8" if packed else self.cfg.dtype):
             raise ModuleError(
@@ -223,8 +225,7 @@ class StoredDot(DotGeneral):
         first, last = self._summed[0], self._summed[-1]
         values = unpack_int4(weight, last) if packed else weight
         if self.group is None:
-            scale = jnp.expand_dims(scale, self._summed)
-            return Quantized(values if self.cfg.activations else values.astype(dtype), scale)
+            return Quantized(values, jnp.expand_dims(scale, self._summed))
         split = (*values.shape[:last], -1, self.group, *values.shape[last + 1 :])
         blocks = Quantized(values.reshape(split), jnp.expand_dims(scale, last + 1))
         wide = dequantize(blocks, dtype).reshape(values.shape)
@@ -284,10 +285,11 @@ def pack_int4(values: jax.Array, dim: int) -> jax.Array:
 
 def unpack_int4(packed: jax.Array, dim: int) -> jax.Array:
     """Returns the int8 values of :func:`pack_int4`."""
-    # The sign is the fourth bit.
-    low, high = (((half ^ 8).astype(jnp.int8) - 8) for half in (packed & 15, packed >> 4))
     shape = (*packed.shape[:dim], 2 * packed.shape[dim], *packed.shape[dim + 1 :])
-    return jnp.stack([low, high], axis=dim + 1).reshape(shape)
+    shifts = jnp.array([0, 4], jnp.uint8).reshape(2, *(1,) * (packed.ndim - dim - 1))
+    # One expression for both halves, not a concatenation, so that it joins what reads it.
+    bits = (jnp.expand_dims(packed, dim + 1) >> shifts) & 15
+    return ((bits ^ 8).astype(jnp.int8) - 8).reshape(shape)  # the sign is the fourth bit
 
 
 def _weight_of(dot: Module) -> ParameterSpec:

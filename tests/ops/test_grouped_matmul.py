@@ -55,6 +55,22 @@ def test_sums_are_float32_in_bfloat16():
     assert wide.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_weights_of_fewer_bits_are_widened_and_rows_have_a_gradient(dtype):
+    sizes = np.array([4, 0, 5], np.int32)
+    narrow = (8 * WEIGHTS).astype(dtype)
+
+    def product(rows):
+        return ops.grouped_matmul(rows, narrow, jnp.asarray(sizes))
+
+    got, pull = jax.vjp(jax.jit(product), ROWS)
+    wide = np.asarray(narrow, np.float64)
+    np.testing.assert_allclose(got, oracle(ROWS, wide, sizes), rtol=1e-5, atol=1e-4)
+    (d_rows,) = pull(jnp.ones((M, N)))
+    of_row = np.repeat(np.arange(E), sizes)
+    np.testing.assert_allclose(d_rows[: len(of_row)], wide.sum(2)[of_row], rtol=1e-5, atol=1e-4)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(OpError, match=r"expected \(M, K\), \(E, K, N\), \(E,\)"):
         ops.grouped_matmul(ROWS, WEIGHTS, jnp.array([1, 2]))

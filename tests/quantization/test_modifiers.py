@@ -154,7 +154,8 @@ def test_plain_products_stay_what_they_were():
     assert set(products(cfg).values()) == {DotGeneral.__name__}
 
 
-def test_experts_are_quantized_by_the_recipes_that_multiply_groups_of_rows():
+def test_experts_are_quantized_by_the_recipes_that_multiply_groups_of_rows(caplog):
+    caplog.set_level("INFO", "axcore.config")
     moe = pytest.importorskip("axlearn_moe", reason="its experts multiply in groups")
     cfg = experiments.get("tiny-lm")
     cfg.replace(FeedForward.Config, moe.MoE.Config(num_experts=4))
@@ -165,11 +166,17 @@ def test_experts_are_quantized_by_the_recipes_that_multiply_groups_of_rows():
         assert not [path for path in made if "router" in path]
         return {name for path, name in made.items() if "/experts/" in path}
 
+    caplog.clear()
     assert of_experts("int8") == {"Int8Dot"} and of_experts("fp8") == {"Fp8Dot"}
+    assert of_experts("int8", grouped=False) == {"DotGeneral"}
+    assert not caplog.records  # as asked for
     for recipe in ("fp8-delayed", "mxfp8"):
+        caplog.clear()
         assert of_experts(recipe) == {"DotGeneral"}
+        (told,) = (record.getMessage() for record in caplog.records)
+        assert "4 products of groups of rows, such as decoder/layer/0/feed_forward/experts" in told
+        assert "the recipes int8 and fp8 do" in told
         with pytest.raises(ConfigError, match="AX432"):
             of_experts(recipe, grouped=True)
-    assert of_experts("int8", grouped=False) == {"DotGeneral"}
     with pytest.raises(ConfigError, match="AX432"):
         of_experts("int8", options={"stochastic_rounding": True})

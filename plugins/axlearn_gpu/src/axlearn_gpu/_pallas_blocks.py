@@ -1,6 +1,7 @@
-"""What the Pallas attention's kernels share: block sizes, logits of a block, what a mask hides.
+"""What the Pallas attention's kernels share: blocks, logits of a block, what a mask hides.
 
-Shape legend as in :mod:`axlearn_gpu.pallas_attention`; here t and s are those of one block.
+Shape legend as in :mod:`axlearn_gpu.pallas_attention`; inside kernels t and s are those of one
+block.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 __all__ = [
     "HIDDEN",
     "LOG2_E",
     "MIN_DOT",
     "Blocks",
+    "OfKeys",
+    "OfQueries",
     "Static",
     "backward_blocks",
     "block_logits",
@@ -90,6 +94,78 @@ def backward_blocks(dim: int, dtype: Any) -> Blocks:
     if dim <= 128:
         return Blocks(16, 16, 4, 1) if wide else Blocks(64, 64, 8, 1)
     return Blocks(16, 16, 4, 1) if wide else Blocks(32, 32, 4, 1)
+
+
+class OfQueries(NamedTuple):
+    """What a program for a block of one query head sees; its grid is (block, head, row).
+
+    Attributes:
+        block: Queries of a block.
+        num_keys: Keys in all.
+        group: Query heads of a key/value head.
+    """
+
+    block: int
+    num_keys: int
+    group: int
+
+    def rows(self, dim: int) -> pl.BlockSpec:
+        """The block of an array (b, t, n, dim)."""
+        return pl.BlockSpec((None, self.block, None, dim), lambda i, head, row: (row, i, head, 0))
+
+    def numbers(self) -> pl.BlockSpec:
+        """The block of an array (b, n, t)."""
+        return pl.BlockSpec((None, None, self.block), lambda i, head, row: (row, head, i))
+
+    def keys(self, dim: int) -> pl.BlockSpec:
+        """All of the head's keys in an array (b, s, k, dim)."""
+        return pl.BlockSpec(
+            (None, self.num_keys, None, dim), lambda i, head, row: (row, 0, head // self.group, 0)
+        )
+
+    def ids(self) -> list[pl.BlockSpec]:
+        """Ids of the block's queries (b, t), and of all keys (b, s)."""
+        return [
+            pl.BlockSpec((None, self.block), lambda i, head, row: (row, i)),
+            pl.BlockSpec((None, self.num_keys), lambda i, head, row: (row, 0)),
+        ]
+
+
+class OfKeys(NamedTuple):
+    """What a program for a block of one key/value head sees; its grid is (block, head, row).
+
+    Attributes:
+        block: Keys of a block.
+        num_queries: Queries in all.
+        group: Query heads of a key/value head.
+    """
+
+    block: int
+    num_queries: int
+    group: int
+
+    def rows(self, dim: int) -> pl.BlockSpec:
+        """All queries of the group in an array (b, t, n, dim)."""
+        return pl.BlockSpec(
+            (None, self.num_queries, self.group, dim), lambda j, head, row: (row, 0, head, 0)
+        )
+
+    def numbers(self) -> pl.BlockSpec:
+        """All of the group in an array (b, n, t)."""
+        return pl.BlockSpec(
+            (None, self.group, self.num_queries), lambda j, head, row: (row, head, 0)
+        )
+
+    def keys(self, dim: int) -> pl.BlockSpec:
+        """The block of an array (b, s, k, dim)."""
+        return pl.BlockSpec((None, self.block, None, dim), lambda j, head, row: (row, j, head, 0))
+
+    def ids(self) -> list[pl.BlockSpec]:
+        """Ids of all queries (b, t), and of the block's keys (b, s)."""
+        return [
+            pl.BlockSpec((None, self.num_queries), lambda j, head, row: (row, 0)),
+            pl.BlockSpec((None, self.block), lambda j, head, row: (row, j)),
+        ]
 
 
 def block_logits(static: Static, q: jax.Array, k: jax.Array) -> jax.Array:

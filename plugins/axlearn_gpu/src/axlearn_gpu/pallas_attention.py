@@ -32,6 +32,8 @@ from axlearn_gpu._pallas_blocks import (
     LOG2_E,
     MIN_DOT,
     Blocks,
+    OfKeys,
+    OfQueries,
     Static,
     backward_blocks,
     block_logits,
@@ -157,25 +159,13 @@ def _forward(
     """Output (b, t, n, v) and base-2 log-partition (b, n, t) float32; zeros if a row sees none."""
     b, t, n, h = q.shape
     s, num_kv, dim = k.shape[1], k.shape[2], v.shape[3]
-    g = n // num_kv
     blocks = forward_blocks(max(h, dim), q.dtype)
-    specs = [
-        pl.BlockSpec((None, blocks.q, None, h), lambda i, head, row: (row, i, head, 0)),
-        pl.BlockSpec((None, s, None, h), lambda i, head, row: (row, 0, head // g, 0)),
-        pl.BlockSpec((None, s, None, dim), lambda i, head, row: (row, 0, head // g, 0)),
-    ]
-    id_specs = [
-        pl.BlockSpec((None, blocks.q), lambda i, head, row: (row, i)),
-        pl.BlockSpec((None, s), lambda i, head, row: (row, 0)),
-    ]
+    of = OfQueries(blocks.q, s, n // num_kv)
     return pl.pallas_call(
         functools.partial(_forward_kernel, static=static, blocks=blocks),
         grid=(t // blocks.q, n, b),
-        in_specs=[*specs, *id_specs[: len(ids)]],
-        out_specs=[
-            pl.BlockSpec((None, blocks.q, None, dim), lambda i, head, row: (row, i, head, 0)),
-            pl.BlockSpec((None, None, blocks.q), lambda i, head, row: (row, head, i)),
-        ],
+        in_specs=[of.rows(h), of.keys(h), of.keys(dim), *of.ids()[: len(ids)]],
+        out_specs=[of.rows(dim), of.numbers()],
         out_shape=[
             jax.ShapeDtypeStruct((b, t, n, dim), q.dtype),
             jax.ShapeDtypeStruct((b, n, t), jnp.float32),
@@ -252,72 +242,34 @@ def _backward(
     """Gradients of q, k and v; each block's logits are computed once more, in two kernels."""
     b, t, n, h = q.shape
     s, num_kv, dim = k.shape[1], k.shape[2], v.shape[3]
-    g = n // num_kv
     blocks = backward_blocks(max(h, dim), q.dtype)
     delta = jnp.einsum(
         "btnv,btnv->bnt", out.astype(jnp.float32), grad.astype(jnp.float32), precision="highest"
     )
+    arrays = (q, k, v, grad, lse, delta, *ids)
 
-    def rows(*shape: int | None) -> pl.BlockSpec:  # one block of one query head
-        return pl.BlockSpec((None, blocks.q, None, *shape), lambda i, head, row: (row, i, head, 0))
+    def in_specs(of: OfQueries | OfKeys) -> list[pl.BlockSpec]:
+        pairs = (of.rows(h), of.keys(h), of.keys(dim), of.rows(dim))
+        return [*pairs, of.numbers(), of.numbers(), *of.ids()[: len(ids)]]
 
-    def head_rows() -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, blocks.q), lambda i, head, row: (row, head, i))
-
-    def all_keys(size: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, s, None, size), lambda i, head, row: (row, 0, head // g, 0))
-
+    of = OfQueries(blocks.q, s, n // num_kv)
     grad_q = pl.pallas_call(
         functools.partial(_queries_kernel, static=static, blocks=blocks),
         grid=(t // blocks.q, n, b),
-        in_specs=[
-            rows(h),
-            all_keys(h),
-            all_keys(dim),
-            rows(dim),
-            head_rows(),
-            head_rows(),
-            *[
-                pl.BlockSpec((None, blocks.q), lambda i, head, row: (row, i)),
-                pl.BlockSpec((None, s), lambda i, head, row: (row, 0)),
-            ][: len(ids)],
-        ],
-        out_specs=rows(h),
+        in_specs=in_specs(of),
+        out_specs=of.rows(h),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         **_call_options(static, blocks, "attention_backward_queries"),
-    )(q, k, v, grad, lse, delta, *ids)
-
-    def group(*shape: int) -> pl.BlockSpec:  # all queries of the heads of one key/value head
-        return pl.BlockSpec((None, t, g, *shape), lambda j, head, row: (row, 0, head, 0))
-
-    def group_rows() -> pl.BlockSpec:
-        return pl.BlockSpec((None, g, t), lambda j, head, row: (row, head, 0))
-
-    def keys(size: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, blocks.kv, None, size), lambda j, head, row: (row, j, head, 0))
-
+    )(*arrays)
+    of = OfKeys(blocks.kv, t, n // num_kv)
     grad_k, grad_v = pl.pallas_call(
         functools.partial(_keys_kernel, static=static, blocks=blocks),
         grid=(s // blocks.kv, num_kv, b),
-        in_specs=[
-            group(h),
-            keys(h),
-            keys(dim),
-            group(dim),
-            group_rows(),
-            group_rows(),
-            *[
-                pl.BlockSpec((None, t), lambda j, head, row: (row, 0)),
-                pl.BlockSpec((None, blocks.kv), lambda j, head, row: (row, j)),
-            ][: len(ids)],
-        ],
-        out_specs=[keys(h), keys(dim)],
-        out_shape=[
-            jax.ShapeDtypeStruct(k.shape, k.dtype),
-            jax.ShapeDtypeStruct(v.shape, v.dtype),
-        ],
+        in_specs=in_specs(of),
+        out_specs=[of.keys(h), of.keys(dim)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
         **_call_options(static, blocks, "attention_backward_keys"),
-    )(q, k, v, grad, lse, delta, *ids)
+    )(*arrays)
     return grad_q, grad_k, grad_v
 
 

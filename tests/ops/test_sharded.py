@@ -10,7 +10,9 @@ from jax.sharding import PartitionSpec as P
 from axcore import Module, functional, ops
 from axcore.ops import Causal, SegmentIds
 from axcore.ops._linear_cross_entropy._xla import _fitting
-from axcore.parallel import MeshShape, ProgramTarget, build_mesh
+from axcore.parallel import MeshShape, ProgramTarget, ShardingRules, build_mesh
+from axcore.parallel.aot._collectives import find_collectives
+from axcore.parallel.aot._hlo import read_program
 
 
 class Attend(Module):
@@ -61,6 +63,79 @@ def test_linear_cross_entropy(sizes):
     )
     expected = gradients(Loss, None, 2, hidden, weight, targets)
     close(gradients(Loss, target, 2, *inputs), expected)
+
+
+TOKENS_SPLIT = [
+    ({"fsdp": 8}, {}, (8, 16)),
+    ({"data": 2, "expert": 2, "fsdp": 2}, {}, (8, 16)),
+    ({"fsdp": 2, "seq": 2, "model": 2}, {}, (8, 16)),
+    # Sequence parallel: one mesh axis splits tokens and vocabulary.
+    ({"fsdp": 4, "model": 2}, {"activation_rules": {"seq": ("seq", "model")}}, (8, 16)),
+    # Its weight lies on an axis of the tokens by both dims; it is whole on the others.
+    ({"data": 2, "fsdp": 4}, {"param_rules": {"vocab": ("fsdp",), "embed": ("data",)}}, (8, 16)),
+    ({"fsdp": 8}, {}, (64,)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "rules", "lead"), TOKENS_SPLIT, ids=str)
+def test_linear_cross_entropy_of_sharded_tokens_and_weight(sizes, rules, lead):
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden, weight = jax.random.normal(keys[0], (*lead, 8)), jax.random.normal(keys[1], (16, 8))
+    # Some are negative: masked.
+    targets = jax.random.randint(keys[2], lead, -4, 16)
+    target = ProgramTarget("cpu-8", "cpu", mesh_of(sizes), ShardingRules(**rules))
+    tokens = ("batch", "seq")[: len(lead)]
+    inputs = sharded(
+        target.mesh,
+        (hidden, target.spec(hidden.shape, (*tokens, "embed"))),
+        (weight, target.spec(weight.shape, ("vocab", "embed"), table="param")),
+        (targets, target.spec(lead, tokens)),
+    )
+    expected = gradients(Loss, None, 2, hidden, weight, targets)
+    close(gradients(Loss, target, 2, *inputs), expected)
+
+
+def mesh_of(sizes):
+    return build_mesh(MeshShape(**sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
+
+
+def moved_by_the_loss(chunk_tokens, sizes, dtype="bfloat16"):
+    """Kind -> (how many, bytes) of what a chunked loss and its gradients move between devices."""
+
+    class Chunked(Module):
+        def forward(self, hidden, weight, targets):
+            return jnp.sum(
+                ops.linear_cross_entropy(hidden, weight, targets, chunk_tokens=chunk_tokens).loss
+            )
+
+    target = ProgramTarget("cpu-8", "cpu", mesh_of(sizes))
+    module = Chunked.Config().instantiate(name="m")
+
+    def array(shape, axes, dtype, table="activation"):
+        place = NamedSharding(target.mesh, target.spec(shape, axes, table=table))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    def loss(*inputs):
+        return functional(module, state={}, inputs=inputs, is_training=True, target=target)[0]
+
+    step = jax.jit(jax.grad(loss, (0, 1)))
+    compiled = step.lower(
+        array((8, 256, 64), ("batch", "seq", None), dtype),
+        array((512, 64), ("vocab", "embed"), "float32", table="param"),
+        array((8, 256), ("batch", "seq"), "int32"),
+    ).compile()
+    found = find_collectives(read_program(compiled.as_text()), target.mesh.shape)
+    return {c.kind: (c.count, c.bytes) for c in found if c.bytes > 1024}
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 4}], ids=str)
+def test_a_chunked_loss_gathers_and_reduces_its_weight_once_for_all_chunks(sizes):
+    few, many = (moved_by_the_loss(n, sizes) for n in (128, 8))
+    weight_bytes = 4 * 512 * 64  # XLA's CPU compiler gathers bfloat16 as float32
+    expected = {"all-gather": (1, weight_bytes), "reduce-scatter": (1, weight_bytes)}
+    if "data" in sizes:  # replicas of the weight: the part that was scattered to a device
+        expected["all-reduce"] = (1, weight_bytes // sizes["fsdp"])
+    assert few == many == expected
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -2,10 +2,11 @@
 
 Shape legend: b leading dims of a chunk, d hidden dim, v vocabulary, n chunks.
 
-Without a mesh the leading dims are flattened and cut into consecutive chunks. When batch or
-positions are sharded, chunks are cut along positions with a stride, so that each device's tokens
-stay where they are. The weight enters the scan in float32 and is cast inside, so that its gradient
-adds up over chunks in float32 whatever the compute dtype.
+The leading dims are flattened and cut into consecutive chunks: of all tokens without a mesh, of
+each device's where they are sharded. Where that cannot be (a replaced product, dims that do not
+divide), chunks are cut along positions with a stride, so that each device's tokens stay where they
+are, and the compiler communicates in each of them. The weight enters the scan in float32 and is
+cast inside, so that its gradient adds up over chunks in float32 whatever the compute dtype.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from axcore.ops._linear_cross_entropy._contract import LinearCrossEntropy
+from axcore.ops._linear_cross_entropy._token_shards import token_shards
 from axcore.ops._select import ambient_target, sharded_axes
 from axcore.transforms import remat, scan
 
@@ -53,26 +55,44 @@ def linear_cross_entropy_xla(
     dot_general: Callable[..., jax.Array] | None = None,
 ) -> LinearCrossEntropy:
     """Reference of :func:`axcore.ops.linear_cross_entropy`."""
-    target = ambient_target()
-    over = {a: _shards(a) for a in ("batch", "seq", "vocab")}
-    static = _Static(
-        layout,
-        logit_cap,
-        label_smoothing,
-        valid_vocab_size,
-        target is not None and over["vocab"] > 1,
-    )
     seen = targets >= 0
     if mask is not None:
         seen = seen & mask.astype(bool)
-    vocab_size = weight.shape[0 if layout == "vd" else 1]
-    local_tokens = max(1, targets.size // (over["batch"] * over["seq"]))
+    vocab_shards = _shards("vocab")
+    static = _Static(layout, logit_cap, label_smoothing, valid_vocab_size, vocab_shards > 1)
     if chunk_tokens is None:
-        chunk_tokens = max(1, CHUNK_LOGITS * over["vocab"] // vocab_size)
-    num_chunks = -(-local_tokens // chunk_tokens)
+        vocab_size = weight.shape[0 if layout == "vd" else 1]
+        chunk_tokens = max(1, CHUNK_LOGITS * vocab_shards // vocab_size)
+    in_chunks = partial(_in_chunks, static, dot_general, chunk_tokens)
+    arrays = (hidden, weight.astype(jnp.float32), targets, seen)
+    # A replaced product may be a child, which has no context on a shard.
+    shards = None if dot_general else token_shards(targets.shape, weight.shape, layout)
+    if shards is None or _num_chunks(targets, chunk_tokens) == 1:
+        return in_chunks(*arrays)
+    return shards.run(in_chunks, *arrays)
+
+
+def _num_chunks(targets: jax.Array, chunk_tokens: int) -> int:
+    """Chunks of one device's tokens."""
+    local_tokens = max(1, targets.size // (_shards("batch") * _shards("seq")))
+    return -(-local_tokens // chunk_tokens)
+
+
+def _in_chunks(
+    static: _Static,
+    dot_general: Callable[..., jax.Array] | None,
+    chunk_tokens: int,
+    hidden: jax.Array,
+    weight_f32: jax.Array,
+    targets: jax.Array,
+    seen: jax.Array,
+) -> LinearCrossEntropy:
+    """Losses of all tokens, in as many chunks as it takes."""
+    over = {a: _shards(a) for a in ("batch", "seq")}
+    num_chunks = _num_chunks(targets, chunk_tokens)
     one_chunk = partial(_chunk, static, dot_general)
     if num_chunks == 1:
-        return one_chunk(hidden, weight.astype(jnp.float32), targets, seen)
+        return one_chunk(hidden, weight_f32, targets, seen)
 
     shape = targets.shape
     if targets.ndim == 2 and over["batch"] * over["seq"] > 1:
@@ -96,8 +116,6 @@ def linear_cross_entropy_xla(
 
         def join(x: jax.Array) -> jax.Array:
             return x.reshape(-1)[:num_tokens].reshape(shape)
-
-    weight_f32 = weight.astype(jnp.float32)
 
     def body(carry: None, xs: tuple[jax.Array, ...]) -> tuple[None, LinearCrossEntropy]:
         hidden_c, targets_c, seen_c = xs

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from axcore.config import FrozenMapping
@@ -197,8 +198,9 @@ def build_mesh(
     """Arranges devices in the mesh axes ``pipeline, data, expert, fsdp, seq, model``.
 
     Axis types are ``Auto`` (``jax.make_mesh`` defaults to ``Explicit``). On hardware with a
-    topology JAX places neighbours; across slices the outer part of each axis is over the slow
-    network. Devices without slices (simulated ones) are grouped in the order given.
+    topology JAX places neighbours, and divides a dim of it among mesh axes only where no whole dims
+    give the sizes (2 x 512 of 8 x 8 x 16); across slices the outer part of each axis is over the
+    slow network. Devices without slices (simulated ones) are grouped in the order given.
 
     Args:
         shape: Sizes of the axes.
@@ -211,13 +213,13 @@ def build_mesh(
     inside, across = shape.split(len(devices), num_slices)
     types = (AxisType.Auto,) * len(MESH_AXES)
     inner, outer = tuple(inside.values()), tuple(across.values())
-    if num_slices == 1:
-        return jax.make_mesh(inner, MESH_AXES, types, devices=devices)
     found = {getattr(device, "slice_index", None) for device in devices}
-    if len(found) == num_slices and None not in found:
-        from jax.experimental import mesh_utils
-
-        grid = mesh_utils.create_hybrid_device_mesh(inner, outer, devices)
+    if num_slices == 1:
+        grid = mesh_utils.create_device_mesh(inner, devices, allow_split_physical_axes=True)
+    elif len(found) == num_slices and None not in found:
+        grid = mesh_utils.create_hybrid_device_mesh(
+            inner, outer, devices, allow_split_physical_axes=True
+        )
     else:
         # (slices..., inside...) -> one axis each, the slice's part outermost.
         grid = np.array(devices, dtype=object).reshape(*outer, *inner)

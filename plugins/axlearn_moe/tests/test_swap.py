@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -85,6 +87,42 @@ def test_every_second_layer_makes_a_period():
     assert kinds == {"0:4:2": "FeedForward", "1:4:2": "MoE", "4": "FeedForward"}
 
 
+def kinds_of_layers(cfg):
+    """Which feed-forward layer each layer of a decoder has, as the modules are."""
+    model = cfg.model.instantiate(name="model")
+    stack = dict(model.walk())["decoder/layer"]
+    kinds = {}
+    for child in stack.children.values():
+        for layer in [child.layers] if isinstance(child.layers, int) else child.layers:
+            kinds[layer] = type(child.feed_forward).__name__
+    return [kinds[i] for i in sorted(kinds)]
+
+
+def test_every_second_layer_counts_those_before_the_period():
+    cfg = small("fuji-test-v3")
+    cfg.model.decoder.num_layers = 5
+    cfg.model.decoder.prefix = (cfg.model.decoder.layer.copy(), cfg.model.decoder.layer.copy())
+    cfg = parse_modifier("axlearn-moe:moe:num_experts=4,every=2").instantiate()(cfg)
+    assert kinds_of_layers(cfg) == ["FeedForward", "MoE", "FeedForward", "MoE", "FeedForward"]
+
+
+def test_a_period_is_no_longer_than_the_stack():
+    cfg = small("fuji-test-v3")
+    cfg.model.decoder.num_layers = 4
+    cfg.model.decoder.layer = (cfg.model.decoder.layer.copy(), cfg.model.decoder.layer.copy())
+    cfg = parse_modifier("axlearn-moe:moe:num_experts=4,every=3").instantiate()(cfg)
+    assert len(cfg.model.decoder.layer) == 4  # not 6, the first that 2 and 3 divide
+    assert kinds_of_layers(cfg) == ["FeedForward", "FeedForward", "MoE", "FeedForward"]
+
+
+def test_shared_experts_stay_feed_forward_layers():
+    cfg = small("fuji-test-v3")
+    shared = MoE.Config(num_experts=4, shared_experts=FeedForward.Config(hidden_dim=8))
+    cfg.replace(FeedForward.Config, shared)
+    with pytest.raises(ConfigError, match=r"mixtures already: model\.decoder\.layer\.feed_"):
+        parse_modifier("axlearn-moe:moe:num_experts=4").instantiate()(cfg)
+
+
 def test_a_pattern_chooses_layers():
     cfg = small("t5-test")
     cfg = parse_modifier("axlearn-moe:moe:num_experts=4,pattern=model.encoder.**").instantiate()(
@@ -100,6 +138,7 @@ def test_a_pattern_chooses_layers():
         ("every=0", "every=0"),
         ("pattern=model.nothing.*", "model.decoder.layer.feed_forward"),
         ("every=9", "at least 9 layers"),
+        ("every=99999999999", "at least 99999999999 layers"),
     ],
 )
 def test_a_modifier_that_would_change_nothing_is_refused(arguments, part):
@@ -121,9 +160,17 @@ def test_a_config_with_experts_is_text():
     [
         (dict(num_experts=4, top_k=5), "AX910", "top_k=4"),
         (dict(num_experts=4, capacity_factor=0.0), "AX912", "1.0 is an equal share"),
+        (dict(num_experts=4, capacity_factor=math.nan), "AX912", "above 0"),
+        (dict(num_experts=4, eval_capacity_factor=math.inf), "AX912", "None drops nothing"),
+        (dict(num_experts=4, router=TopKRouter.Config(scale=math.nan)), "AX918", "above 0"),
+        (
+            dict(num_experts=4, router=TopKRouter.Config(choice_bias_rate=-1.0)),
+            "AX918",
+            "of at least 0",
+        ),
         (dict(num_experts=6, router=TopKRouter.Config(num_groups=4)), "AX913", "2 or 3 groups"),
     ],
-    ids=["top_k", "capacity", "groups"],
+    ids=["top_k", "capacity", "nan", "inf", "scale", "rate", "groups"],
 )
 def test_the_modifier_refuses_what_cannot_be_before_anything_is_built(fields, code, near):
     modifier = MoEModifier.Config(moe=MoE.Config(**fields)).instantiate()

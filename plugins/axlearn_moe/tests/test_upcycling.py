@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,12 @@ from axcore.cli import main
 from axcore.collection import total_loss
 from axcore.config import apply_modifier
 from axcore.errors import CheckpointError, ConfigError
+from axcore.inference import load_model, write_model
 from axcore.layers import FeedForward, Linear, RepeatedTransformer, StackedTransformer
 from axlearn_moe import (
     MoE,
     MoEModifier,
+    upcycle_directory,
     upcycle_state,
 )
 
@@ -195,14 +196,43 @@ def test_the_directory_evaluates_generates_and_trains_on(run, tmp_path, capsys):
     assert again["step"] == 1
 
 
-def test_weights_that_do_not_sum_to_one_are_warned_about(run, tmp_path, capsys, caplog):
-    with caplog.at_level(logging.WARNING, logger="axlearn_moe"):
-        said = axcore(
-            capsys,
-            *("upcycle", "--from", run, "--out", tmp_path / "x", "--modifier"),
-            "axlearn-moe:moe:num_experts=4,top_k=1",
-        )
-    assert said["equal"] is False and "router.normalize=True" in caplog.text
+def test_weights_that_do_not_sum_to_one_are_warned_about(run, tmp_path, capsys):
+    flag = "axlearn-moe:moe:num_experts=4,top_k=1"
+    args = ("upcycle", "--from", run, "--out", tmp_path / "x", "--modifier", flag, "--json")
+    assert main([*map(str, args)]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["equal"] is False
+    assert "warning: the experts are copies" in said.err and "router.normalize=True" in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--noise", "nan"], "AX930"),
+        (["--drop-ratio", "1.5"], "AX930"),
+        (["--seed", "-1"], "AX970"),
+        (["--seed", "4294967296"], "AX970"),  # a key of 32 bits would be that of seed 0
+        (["--noise", "1e39"], "AX930"),  # finite, and not so in float32
+        (["--noise", "1e36"], "AX971"),  # the weights are finite, the logits are not
+        (["--modifier", "axlearn-moe:moe:moe.param_dtype=int8"], "AX932"),
+        (["--step", "77"], "AX605"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_is_refused_and_nothing_written(run, tmp_path, capsys, flags, told):
+    out = tmp_path / "mixture"
+    assert main(["upcycle", "--from", str(run), "--out", str(out), *flags]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("error: ") == 1
+    assert not out.exists() and not list(tmp_path.iterdir())
+
+
+def test_a_dense_model_that_is_not_finite_is_named(run, tmp_path):
+    loaded = load_model(run)
+    broken = jax.tree.map(lambda x: x * jnp.nan, loaded.state)
+    write_model(tmp_path / "broken", loaded.cfg, broken, like=loaded)
+    with pytest.raises(CheckpointError, match="the dense model has weights that are not finite"):
+        upcycle_directory(tmp_path / "broken", MoEModifier.Config(), tmp_path / "out")
 
 
 def test_a_mixture_is_not_upcycled_again(run, tmp_path, capsys):

@@ -123,10 +123,10 @@ class GroupedDispatch(BaseDispatch):
 
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
-        if cfg.buffer_factor is not None and cfg.buffer_factor < 1:
+        if cfg.buffer_factor is not None and not 1 <= cfg.buffer_factor < math.inf:
             raise ModuleError(
-                f"buffer_factor is {cfg.buffer_factor}, expected at least 1: not even equal loads "
-                "would fit",
+                f"buffer_factor is {cfg.buffer_factor}, expected a finite number of at least 1: "
+                "below, not even equal loads would fit",
                 code="AX912",
                 where=f"{self.config_path}.buffer_factor",
                 hint="None has room for all, 2.0 for twice the equal share",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from axcore.config import Modifier, matches
 from axcore.errors import ConfigError
 from axcore.layers import FeedForward
 from axlearn_moe._moe import MoE, check_config
-from axlearn_moe._routers import TopKRouter, check_groups
+from axlearn_moe._routers import TopKRouter, check_amounts, check_groups
 
 __all__ = ["MoEModifier"]
 
@@ -46,27 +47,33 @@ class MoEModifier(Modifier):
         check_config(moe, "moe")
         if isinstance(moe.router, TopKRouter.Config):
             check_groups(moe.router, moe.num_experts, moe.top_k, "moe.router")
+            check_amounts(moe.router, "moe.router")
         every, pattern = self.cfg.every, self.cfg.pattern
         if every < 1:
-            raise ConfigError(f"every={every}, expected at least 1", code="AX917", where="every")
-        layers = [p for p in cfg.find(FeedForward.Config) if matches(pattern, p)]
-        if not layers:
-            everywhere = ", ".join(list(cfg.find(FeedForward.Config))[:4])
+            raise ConfigError(
+                f"every={every}, expected at least 1",
+                code="AX917",
+                where="every",
+                hint="1 takes all layers, 2 the second of each two",
+            )
+        mixtures = list(cfg.find(MoE.Config))
+        # A mixture's shared experts are feed-forward layers too, and stay as they are.
+        layers = [p for p in cfg.find(FeedForward.Config) if not _is_below(p, mixtures)]
+        wanted = {p for p in layers if matches(pattern, p)}
+        if not wanted:
+            there = f"; mixtures already: {', '.join(mixtures[:4])}" if mixtures else ""
             raise ConfigError(
                 f"there is no FeedForward at {pattern!r}",
                 code="AX917",
                 where="pattern",
-                hint=f"those in this config: {everywhere or 'none'}",
+                hint=f"those in this config: {', '.join(layers[:4]) or 'none'}{there}",
             )
         if every == 1:
-            return cfg.replace(FeedForward.Config, moe, where=pattern)
+            return cfg.replace(FeedForward.Config, moe, where=lambda path, _: path in wanted)
         placed = 0
         for path, owner in [("", cfg), *cfg.walk()]:
-            if not path or not _is_stack(owner):
-                continue
-            below = f"{path}.layer"
-            if any(p == below or p.startswith(f"{below}.") for p in layers):
-                placed += _every(owner, moe, every, lambda p, b=below: matches(pattern, f"{b}.{p}"))
+            if path and _is_stack(owner):
+                placed += _every(owner, moe, every, lambda p, at=path: f"{at}.{p}" in wanted)
         if not placed:
             raise ConfigError(
                 f"no stack of at least {every} layers has its layers at {pattern!r}",
@@ -77,29 +84,43 @@ class MoEModifier(Modifier):
         return cfg
 
 
+def _is_below(path: str, owners: list[str]) -> bool:
+    return any(path.startswith(f"{owner}.") for owner in owners)
+
+
 def _is_stack(node: Any) -> bool:
     fields = node.fields()
     return "layer" in fields and "num_layers" in fields and isinstance(node.num_layers, int)
 
 
-def _every(owner: Any, moe: MoE.Config, every: int, wanted: Any) -> int:
-    """Gives a stack a period with mixtures in every ``every``-th layer; returns how many."""
+def _every(owner: Any, moe: MoE.Config, every: int, wanted: Callable[[str], bool]) -> int:
+    """Gives a stack mixtures in every ``every``-th layer; returns how many configs got one."""
+    ahead = owner.prefix if "prefix" in owner.fields() else ()
     given = owner.layer if isinstance(owner.layer, tuple) else (owner.layer,)
+    rest = owner.num_layers - len(ahead)
+    # A period that is longer than the stack says no more than one as long.
+    length = max(len(given), min(math.lcm(len(given), every), rest))
     placed = 0
+
+    def edited(layer: Any, index: int, at: str) -> Any:
+        nonlocal placed
+        copy = layer.copy()
+        if index < owner.num_layers and (index + 1) % every == 0:
+            here = [p for p in copy.find(FeedForward.Config) if wanted(f"{at}.{p}")]
+            placed += len(here)
+            copy.replace(FeedForward.Config, moe, where=lambda p, _: p in here, allow_none=True)
+        return copy
+
+    prefix = tuple(edited(layer, i, f"prefix.{i}") for i, layer in enumerate(ahead))
+    paths = (
+        [f"layer.{i}" for i in range(len(given))] if isinstance(owner.layer, tuple) else ["layer"]
+    )
     period = []
-    for i in range(math.lcm(len(given), every)):
-        layer = given[i % len(given)].copy()
-        if (i + 1) % every == 0 and i < owner.num_layers:
-
-            def here(path: str, node: Any, at: int = i % len(given)) -> bool:
-                del node
-                single = not isinstance(owner.layer, tuple)
-                return wanted(path if single else f"{at}.{path}")
-
-            before = len(layer.find(MoE.Config))
-            layer.replace(FeedForward.Config, moe, where=here, allow_none=True)
-            placed += len(layer.find(MoE.Config)) - before
-        period.append(layer)
+    for i in range(length):
+        part = i % len(given)
+        period.append(edited(given[part], len(ahead) + i, paths[part]))
     if placed:
         owner.layer = tuple(period)
+    if ahead and placed:
+        owner.prefix = prefix
     return placed

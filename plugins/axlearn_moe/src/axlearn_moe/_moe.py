@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -170,9 +172,10 @@ def check_config(cfg: MoE.Config, where: str) -> None:
         )
     for name in ("capacity_factor", "eval_capacity_factor"):
         factor = getattr(cfg, name)
-        if factor is not None and factor <= 0:
+        if factor is not None and not 0 < factor < math.inf:
             raise ModuleError(
-                f"{name}={factor} gives an expert no room at all",
+                f"{name}={factor}, expected a finite number above 0: how many equal shares an "
+                "expert has room for",
                 code="AX912",
                 where=f"{where}.{name}",
                 hint="1.0 is an equal share, 1.25 is common, None drops nothing",

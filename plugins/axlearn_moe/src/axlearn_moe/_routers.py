@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from typing import Literal
 
 import jax
@@ -68,6 +69,7 @@ class ScoreRouter(BaseRouter):
                 f"jitter is {cfg.jitter}, expected 0 <= jitter < 1",
                 code="AX918",
                 where=f"{self.config_path}.jitter",
+                hint="0.01 is common, 0 adds no noise",
             )
         self._add_weight(
             "weight",
@@ -131,6 +133,7 @@ class TopKRouter(ScoreRouter):
     def __init__(self, cfg: Config, *, parent=None):
         super().__init__(cfg, parent=parent)
         check_groups(cfg, cfg.num_experts, cfg.top_k, self.config_path)
+        check_amounts(cfg, self.config_path)
         if cfg.choice_bias:
             shape = (cfg.num_experts,)
             spec = ParameterSpec(shape, "float32", (None,), Zeros(), kind="state")
@@ -174,6 +177,26 @@ class TopKRouter(ScoreRouter):
         groups = best(of_group, cfg.num_chosen_groups)
         is_open = jnp.any(groups[..., None] == jnp.arange(cfg.num_groups), axis=-2)
         return jnp.where(is_open[..., None], by_group, -jnp.inf).reshape(choice.shape)
+
+
+def check_amounts(cfg: TopKRouter.Config, where: str) -> None:
+    """Raises ModuleError if a number of the router's is none that weights or biases can take."""
+    expected = {
+        "scale": (0 < cfg.scale < math.inf, "above 0", "1.0 leaves a token's weights as they are"),
+        "choice_bias_rate": (
+            0 <= cfg.choice_bias_rate < math.inf,
+            "of at least 0",
+            "0.001 is common, 0 keeps the bias as it is",
+        ),
+    }
+    for name, (fits, what, hint) in expected.items():
+        if not fits:
+            raise ModuleError(
+                f"{name} is {getattr(cfg, name)}, expected a finite number {what}",
+                code="AX918",
+                where=f"{where}.{name}",
+                hint=hint,
+            )
 
 
 def check_groups(cfg: TopKRouter.Config, experts: int, top_k: int, where: str) -> None:

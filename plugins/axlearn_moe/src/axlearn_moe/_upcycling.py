@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,7 +24,8 @@ from axlearn_moe._moe import MoE
 __all__ = ["UPCYCLING_RECORD", "Upcycled", "upcycle_directory", "upcycle_state"]
 
 UPCYCLING_RECORD = "upcycling.json"
-_log = logging.getLogger("axlearn_moe")
+# Below core's name, so that the command line shows it.
+_log = logging.getLogger("axcore.moe")
 # Sums of experts in bfloat16 move logits by less than this share of the largest one.
 _ROUNDING = 1e-2
 
@@ -73,7 +75,8 @@ def upcycle_state(
     Raises:
         ConfigError: ``noise`` or ``drop_ratio`` is out of range (AX930), or the model has no
             mixture (AX931).
-        CheckpointError: An expert has no dense counterpart, or one of another shape (AX932).
+        CheckpointError: An expert has no dense counterpart, or one of another shape or kind of
+            number (AX932).
     """
     _check_amounts(noise, drop_ratio)
     dense = stack_form.canonical(stack_form.flatten(dict(state)))
@@ -160,13 +163,22 @@ def upcycle_directory(
         ``step`` and ``out``. The same stands in ``upcycling.json``.
 
     Raises:
-        ConfigError: See :func:`upcycle_state`; or the model has mixtures already (AX931).
-        CheckpointError: See there; or ``out`` exists or cannot be written.
+        ConfigError: See :func:`upcycle_state`; the model has mixtures already (AX931); or ``seed``
+            is out of range (AX970).
+        CheckpointError: See there; the dense model or the mixture computes what is not finite
+            (AX971); or ``out`` exists or cannot be written.
     """
     _check_amounts(noise, drop_ratio)
+    if not 0 <= seed < 2**32:
+        raise ConfigError(
+            f"seed is {seed}, expected 0 to {2**32 - 1:,}",
+            code="AX970",
+            hint="keys have 32 bits: further ones would repeat those of smaller seeds",
+        )
     out = Path(out)
     check_new(out)
     loaded = load_model(directory, step=step, use_ema=use_ema, trusted=trusted)
+    _check_finite(loaded.state, "the dense model", str(directory), "take another --step")
     if there := next(_mixtures(loaded.model), None):
         raise ConfigError(
             f"the model has a mixture of experts already, {there[0]}",
@@ -178,7 +190,16 @@ def upcycle_directory(
     mixture: Module = cfg.copy().instantiate(name="trainer").model
     key = jax.random.key(seed)
     made = upcycle_state(loaded.state, mixture, key, noise=noise, drop_ratio=drop_ratio)
+    what, way_out = "the mixture", "lower the noise, or look at router.scale"
+    _check_finite(made.state, what, str(out), way_out)
     compared = compare_logits((loaded.model, loaded.state), (mixture, made.state))
+    if not math.isfinite(compared["max_abs_logit_difference"] or 0.0):
+        raise CheckpointError(
+            "the mixture's logits, or the dense model's, are not finite; nothing was written",
+            code="AX971",
+            where=str(out),
+            hint=f"{way_out}, or take another --step",
+        )
     record = {
         "modifier": modifier.to_text(),
         "noise": noise,
@@ -205,9 +226,9 @@ def upcycle_directory(
 
 
 def _check_amounts(noise: float, drop_ratio: float) -> None:
-    if not 0 <= noise < float("inf"):
+    if not 0 <= noise <= jnp.finfo(jnp.float32).max:
         raise ConfigError(
-            f"noise is {noise}, expected a finite number of at least 0",
+            f"noise is {noise}, expected a finite float32 number of at least 0",
             code="AX930",
             hint="0.01 is a hundredth of each weight's own deviation",
         )
@@ -217,6 +238,17 @@ def _check_amounts(noise: float, drop_ratio: float) -> None:
             code="AX930",
             hint="0.5 is what arXiv:2502.19261 recommends",
         )
+
+
+def _check_finite(state: Any, what: str, where: str, hint: str) -> None:
+    for path, value in stack_form.flatten(state).items():
+        if jnp.issubdtype(value.dtype, jnp.inexact) and not jnp.all(jnp.isfinite(value)):
+            raise CheckpointError(
+                f"{what} has weights that are not finite, in {path!r}; nothing was written",
+                code="AX971",
+                where=where,
+                hint=hint,
+            )
 
 
 def _mixtures(model: Module) -> Iterator[tuple[str, MoE]]:
@@ -241,6 +273,13 @@ def _copies(dense: Mapping[str, jax.Array], source: str, struct: Any) -> jax.Arr
             f"{source!r} has shape {list(value.shape)}, an expert's is {list(struct.shape[1:])}",
             code="AX932",
             hint="experts are copies: leave hidden_dim of the mixture as the dense layer has it",
+        )
+    if jnp.issubdtype(value.dtype, jnp.inexact) != jnp.issubdtype(struct.dtype, jnp.inexact):
+        raise CheckpointError(
+            f"{source!r} is {value.dtype}, an expert's is {struct.dtype}",
+            code="AX932",
+            hint="experts are copies: set a floating-point param_dtype, or upcycle the model from "
+            "before it was quantized",
         )
     return jnp.broadcast_to(value.astype(struct.dtype), struct.shape)
 

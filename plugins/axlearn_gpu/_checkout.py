@@ -98,7 +98,7 @@ def _anything(name: str) -> types.ModuleType:
         def __class_getitem__(cls, item: Any) -> Any:
             return cls
 
-    module.__getattr__ = lambda attribute: Name  # type: ignore[method-assign]
+    module.__dict__["__getattr__"] = lambda attribute: Name
     return module
 
 
@@ -126,8 +126,7 @@ def _little_pytest() -> types.ModuleType:
     def fail(reason: str = "") -> None:
         raise AssertionError(reason)
 
-    skip.Exception = Skipped  # type: ignore[attr-defined]
-    module.skip, module.fail = skip, fail  # type: ignore[attr-defined]
-    module.Metafunc = object  # type: ignore[attr-defined]
-    module.mark = module.fixture = _Decorator()  # type: ignore[attr-defined]
+    skip.__dict__["Exception"] = Skipped
+    decorator = _Decorator()
+    module.__dict__.update(skip=skip, fail=fail, Metafunc=object, mark=decorator, fixture=decorator)
     return module

@@ -226,7 +226,7 @@ def upcycle_directory(
 
 
 def _check_amounts(noise: float, drop_ratio: float) -> None:
-    if not 0 <= noise <= jnp.finfo(jnp.float32).max:
+    if not 0 <= noise <= float(jnp.finfo(jnp.float32).max):
         raise ConfigError(
             f"noise is {noise}, expected a finite float32 number of at least 0",
             code="AX930",

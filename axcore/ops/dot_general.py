@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
-from axcore.module import Module, ParameterSpec, no_context
+from axcore.context import current_context
+from axcore.errors import OpError
+from axcore.module import Module, ParameterSpec, flatten_specs, no_context
 from axcore.ops._dot import dot_general
 from axcore.ops._grouped_matmul import grouped_matmul
 
@@ -55,6 +57,49 @@ class BaseDotGeneral(Module):
         preferred_element_type: str | jax.typing.DTypeLike | None = None,
     ) -> jax.Array:
         """Contracts two arrays; see :meth:`DotGeneral.forward`."""
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether :meth:`grouped` stands for :meth:`forward` where rows come in groups."""
+        return False
+
+    @property
+    def group_specs(self) -> dict[str, ParameterSpec]:
+        """What describes the arrays of :meth:`group_state`, by the same paths."""
+        return flatten_specs(self.parameter_specs())
+
+    def group_state(self, weights: jax.Array) -> dict[str, jax.Array]:
+        """Returns what :meth:`grouped` reads beside the weights: the product's own arrays.
+
+        Args:
+            weights: All groups' matrices; what follows from them as a whole is computed here.
+
+        Returns:
+            Arrays by path, each with the groups in front.
+        """
+        del weights
+        ctx = current_context()
+        assert ctx is not None  # public methods are called in one
+        return {path: _at(ctx.state, path) for path in flatten_specs(self.parameter_specs())}
+
+    @no_context
+    def grouped(
+        self,
+        rows: jax.Array,
+        weights: jax.Array,
+        group_sizes: jax.Array,
+        state: Mapping[str, jax.Array] | None = None,
+    ) -> jax.Array:
+        """Multiplies groups of rows; see :meth:`DotGeneral.grouped`.
+
+        Raises:
+            OpError: Not :attr:`takes_groups`.
+        """
+        raise OpError(
+            f"{type(self).__name__} does not multiply groups of rows",
+            code="AX961",
+            where=self.config_path or self.path,
+        )
 
 
 class DotGeneral(BaseDotGeneral):
@@ -119,7 +164,7 @@ class DotGeneral(BaseDotGeneral):
             rows: (M, K), sorted by group.
             weights: (E, K, N), or as :meth:`stored_weight` says.
             group_sizes: (E,) int32, rows in each group.
-            state: The product's own arrays, as a call's context has them, each with E in front.
+            state: What :meth:`group_state` gave, or a device's part of it.
 
         Returns:
             (M, N); see :func:`axcore.ops.grouped_matmul`.
@@ -133,3 +178,9 @@ class DotGeneral(BaseDotGeneral):
         own = type(self)
         replaced = own.forward is not DotGeneral.forward
         return own.grouped is not DotGeneral.grouped if replaced else self.cfg.precision is None
+
+
+def _at(state: Any, path: str) -> jax.Array:
+    for name in path.split("/"):
+        state = state[name]
+    return state

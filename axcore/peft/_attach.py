@@ -8,7 +8,7 @@ from typing import Any
 from axcore.collection import expand_path
 from axcore.config import Config
 from axcore.errors import ConfigError
-from axcore.layers import Linear
+from axcore.layers import BaseGroupedLinear, Linear
 from axcore.layers.lora import LowRankAdapter
 from axcore.layers.placement import build_model, model_field, spread
 from axcore.module import Module
@@ -20,11 +20,15 @@ Chosen = Callable[[str], LowRankAdapter.Config | None]
 
 
 def linear_paths(model: Module) -> dict[str, Module]:
-    """Returns ``{path: module}`` of all linear layers, one path per layer of a stack."""
+    """Returns ``{path: module}`` of all linear layers, one path per layer of a stack.
+
+    Those with a matrix for each of several groups of rows, such as a mixture's experts, are among
+    them: one path for all groups.
+    """
     return {
         name: module
         for path, module in model.walk()
-        if isinstance(module, Linear)
+        if isinstance(module, Linear | BaseGroupedLinear)
         for name, _ in expand_path(path)
     }
 

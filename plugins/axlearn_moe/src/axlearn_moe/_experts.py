@@ -15,7 +15,7 @@ from axcore.config import REQUIRED, Required
 from axcore.errors import ModuleError
 from axcore.layers import BaseGroupedLinear, Linear
 from axcore.layers.base import Layer
-from axcore.module import flatten_specs, no_context
+from axcore.module import ParameterSpec, no_context
 from axcore.ops import BaseDotGeneral
 from axcore.parallel import Axis
 from axcore.remat import site, weight_product
@@ -98,31 +98,32 @@ class ExpertLinear(BaseGroupedLinear):
     @property
     def takes_groups(self) -> bool:
         """Whether the product multiplies groups of rows too."""
-        return isinstance(self.dot, ops.DotGeneral) and self.dot.takes_groups
+        return self.dot.takes_groups
 
     @no_context
     def grouped(self, rows: jax.Array, arrays: Weights, sizes: jax.Array) -> jax.Array:
         """Multiplies rows that are sorted by expert; see :meth:`BaseExperts.grouped`."""
-        assert isinstance(self.dot, ops.DotGeneral)
-        state = {name: arrays[f"dot/{name}"] for name in self.dot.parameter_specs()}
+        state = {name: arrays[f"dot/{name}"] for name in self.dot.group_specs}
         return weight_product(self.dot.grouped(rows, arrays["weight"], sizes, state))
 
     def arrays(self) -> dict[str, jax.Array]:
         """Returns ``weight``, ``bias`` and, as ``dot/...``, what the product keeps."""
         bias = {name: self._param(name) for name in self._specs if name != "weight"}
-        kept = self._context.state.get("dot", {})
-        of_dot = {f"dot/{name}": kept[name] for name in self.dot.parameter_specs()}
-        return {"weight": self._weight(), **bias, **of_dot}
+        weight = self._weight()
+        of_dot = {f"dot/{name}": value for name, value in self.dot.group_state(weight).items()}
+        return {"weight": weight, **bias, **of_dot}
 
     @property
     def array_axes(self) -> dict[str, tuple[str | None, ...]]:
         """Logical axes of :meth:`arrays`."""
         weight = self._specs["weight"]
-        # Scales of the blocks of a matrix lie where those do.
-        of_dot = {
-            f"dot/{name}": weight.axes if len(spec.shape) == len(weight.shape) else spec.axes
-            for name, spec in flatten_specs(self.dot.parameter_specs()).items()
-        }
+
+        def axes(spec: ParameterSpec) -> tuple[str | None, ...]:
+            # Scales of the blocks of a matrix lie where those do.
+            of_blocks = spec.kind == "state" and len(spec.shape) == len(weight.shape)
+            return weight.axes if of_blocks else spec.axes
+
+        of_dot = {f"dot/{name}": axes(spec) for name, spec in self.dot.group_specs.items()}
         return {**{name: spec.axes for name, spec in self._specs.items()}, **of_dot}
 
     def forward(self, x: jax.Array) -> jax.Array:

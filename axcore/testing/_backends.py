@@ -12,6 +12,7 @@ from axcore.errors import AotError, PluginError
 from axcore.parallel import MeshShape, abstract_mesh, resolve_instance
 from axcore.parallel.aot import compiler_for
 from axcore.parallel.cost import memory_estimate
+from axcore.parallel.plan import budget_bytes
 from axcore.plugins import InstanceTypeSpec, KernelSpec, host, load_target
 from axcore.train import assemble
 
@@ -37,9 +38,8 @@ class BackendConformance:
         absent: Names that its patterns cover and that do not exist.
         experiments: Experiments to fit to each machine: models of different traits.
         rows_per_device: Rows of the batch for each device.
-        fits: Experiments at their own size, and what the rules must make of them.
-        usable_memory: The share of a device's memory that one of ``fits`` may take by the memory
-            model: compilers leave no more to a program.
+        fits: Experiments at their own size, and what the rules must make of them; by the model of
+            memory they fit.
 
     Example:
         ```python
@@ -57,7 +57,6 @@ class BackendConformance:
     experiments: tuple[str, ...] = ("tiny-lm",)
     rows_per_device: int = 1
     fits: tuple[FitCase, ...] = ()
-    usable_memory: float = 0.92
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Runs the test of ``fits`` once per case."""
@@ -126,7 +125,7 @@ class BackendConformance:
         assert (mesh, policies, cfg.accumulation_steps) == expected
         assert cfg.set_by("mesh_shape").name == f"{self._owner()}:{fit.rule}"
         memory = memory_estimate(cfg, num_devices=a.instance.num_devices)
-        assert memory.total < self.usable_memory * a.instance.hbm_bytes, memory
+        assert memory.total <= budget_bytes(a.instance), memory
 
     def test_rules_and_options_match_machines_and_give_reasons(self) -> None:
         names = self._instances()

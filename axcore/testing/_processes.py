@@ -16,7 +16,7 @@ _PROLOGUE = """
 import sys
 import jax as _jax
 from axcore.parallel import prepare_host as _prepare, resolve_instance as _resolve
-process, _count, _port, _instance, *args = sys.argv[1:]
+process, _port, _count, _instance, *args = sys.argv[1:]
 process = int(process)
 _prepare(_resolve(_instance), num_processes=int(_count))
 _jax.distributed.initialize(f"127.0.0.1:{_port}", int(_count), process)
@@ -55,7 +55,7 @@ def run_processes(
     """
     request = {
         "program": _PROLOGUE + program + _EPILOGUE,
-        "args": [str(num_processes), "", instance, *map(str, args)],
+        "args": [str(num_processes), instance, *map(str, args)],
         "num_processes": num_processes,
         "timeout_seconds": timeout_seconds,
     }
@@ -72,13 +72,12 @@ def run_processes(
 def _drive() -> None:
     """Starts the processes that stdin asks for; prints a list of what each printed last."""
     request = json.load(sys.stdin)
-    count, _, *others = request["args"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", request["program"], str(i), count, port, *others],
+            [sys.executable, "-c", request["program"], str(i), port, *request["args"]],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -98,4 +97,4 @@ def _drive() -> None:
     for i, (p, (_, errors)) in enumerate(zip(started, outputs, strict=True)):
         if p.returncode:
             sys.exit(f"process {i} ended with exit code {p.returncode}:\n{errors}")
-    print(json.dumps([json.loads(out.splitlines()[-1]) for out, _ in outputs]))  # noqa: T201
+    json.dump([json.loads(out.splitlines()[-1]) for out, _ in outputs], sys.stdout)

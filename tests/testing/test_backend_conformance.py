@@ -65,7 +65,7 @@ def test_an_experiment_that_is_fitted_otherwise_is_caught(change):
 
 
 def test_an_experiment_that_takes_too_much_memory_is_caught(monkeypatch):
-    monkeypatch.setattr(TestCore, "usable_memory", 1e-6)
+    monkeypatch.setattr(backends, "budget_bytes", lambda instance: 2**20)
     with pytest.raises(AssertionError, match="MemoryEstimate"):
         TestCore().test_experiments_fit_machines(FIT)
 

@@ -26,6 +26,7 @@ from axlearn_gpu._capability import capability_of
 from axlearn_gpu._gpus import GPUS
 from axlearn_gpu._target import SILICON
 from axlearn_gpu.pallas_attention import attention_pallas
+from axlearn_gpu.pallas_grouped_matmul import grouped_matmul_pallas
 from axlearn_gpu.tokamax_attention import attention_tokamax
 
 
@@ -70,6 +71,51 @@ class TestPallasTriton(KernelConformance):
 
     def function(self):
         return functools.partial(attention_pallas, interpret=True)
+
+
+class TestPallasGrouped(KernelConformance):
+    """Groups of no, few and several tiles of rows; sides that blocks do not divide."""
+
+    op = "grouped_matmul"
+    implementation = "pallas_triton"
+
+    def cases(self):
+        shapes = {"rows": (300, 40), "weights": (4, 40, 136)}
+        sizes = {"group_sizes": jnp.array([107, 0, 130, 1], jnp.int32)}
+        return [KernelCase("several-tiles-and-rows-left-over", shapes, given=lambda: sizes)]
+
+    def function(self):
+        return functools.partial(grouped_matmul_pallas, interpret=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights", "result"),
+    [
+        ("int8", "int8", "int32"),
+        ("float32", "int8", "float32"),
+        ("bfloat16", "float8_e4m3fn", "float32"),
+        ("float8_e4m3fn", "float8_e4m3fn", "float32"),
+        ("float8_e5m2", "float8_e4m3fn", "float32"),
+    ],
+)
+def test_grouped_products_of_few_bits_are_exact(rows, weights, result):
+    """Small integers, which all of these dtypes have, and whose sums float32 holds."""
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-4, 5, (40, 48)), rng.integers(-4, 5, (3, 48, 24))
+    sizes = np.array([17, 0, 20])
+    got = grouped_matmul_pallas(
+        jnp.asarray(x, rows),
+        jnp.asarray(w, weights),
+        jnp.asarray(sizes, jnp.int32),
+        preferred_element_type=result,
+        interpret=True,
+    )
+    ends = np.cumsum(sizes)
+    expected = np.zeros((40, 24), np.int64)
+    for group, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+        expected[end - size : end] = x[end - size : end] @ w[group]
+    assert got.dtype == result
+    np.testing.assert_array_equal(np.asarray(got, np.int64), expected)
 
 
 def call(op="attention", shapes=None, dtype="bfloat16", instance="gpu-h100-8", **fields):
@@ -120,6 +166,32 @@ def test_pallas_takes_what_cudnn_does_not():
     assert "up to 256" in supports.pallas_triton(call(shapes={n: (1, 8, 2, 576) for n in "qkv"}))
 
 
+@pytest.mark.parametrize(
+    ("rows", "weights", "instance", "reason"),
+    [
+        ("bfloat16", "bfloat16", "gpu-a100-80-8", None),
+        ("float32", "int8", "gpu-a100-80-8", None),
+        ("int8", "int8", "gpu-h100-8", None),
+        ("float8_e5m2", "float8_e4m3fn", "gpu-h100-8", None),
+        ("bfloat16", "float8_e4m3fn", "gpu-a100-80-8", "compute capability 8.9"),
+        ("float64", "float64", "gpu-h100-8", "got float64"),
+        ("bfloat16", "float32", "gpu-h100-8", "fewer bits, got float32"),
+        ("int8", "bfloat16", "gpu-h100-8", "multiplies int8 by int8"),
+        ("bfloat16", "int4", "gpu-h100-8", "got int4"),
+    ],
+)
+def test_what_grouped_products_take(rows, weights, instance, reason):
+    asked = call(
+        "grouped_matmul",
+        {"rows": (64, 32), "weights": (4, 32, 16)},
+        dtypes={"rows": rows, "weights": weights},
+        instance=instance,
+        mask=None,
+    )
+    got = supports.pallas_grouped(asked)
+    assert got is reason is None or reason in got
+
+
 def test_tokamax_is_refused_where_it_would_choose_another_kernel(monkeypatch):
     """It looks at the device of the process: traced from a CPU it would take the one for TPU."""
     monkeypatch.setitem(sys.modules, "tokamax", types.ModuleType("tokamax"))
@@ -165,6 +237,6 @@ def test_every_stand_in_is_a_kernel_that_the_instance_accepts():
 def test_lists_of_a_gpu_end_with_the_reference():
     rules = assemble(experiments.get("tiny-lm"), instance="gpu-h100-8").cfg.ops
     assert rules["attention"].implementations[0] == "cudnn"
-    for op in ("attention", "gated_activation", "rms_norm", "rotary"):
+    for op in ("attention", "gated_activation", "grouped_matmul", "rms_norm", "rotary"):
         assert rules[op].implementations[-1] == "xla_gpu"
     assert rules["linear_cross_entropy"].implementations == ("xla_gpu", "triton")

@@ -10,6 +10,7 @@ from axcore.parallel import resolve_instance
 from axcore.parallel.aot import compiler_for
 from axlearn_gpu._target import SILICON
 from axlearn_gpu.pallas_attention import attention_pallas
+from axlearn_gpu.pallas_grouped_matmul import grouped_matmul_pallas
 
 pytestmark = [
     pytest.mark.aot,
@@ -67,6 +68,27 @@ def test_attention_fits_the_gpu_and_keeps_no_logits(gpu, head_dim, dtype):
         program = compiled(gpu, attend, shapes, dtype, ids)
     # One head's logits in bfloat16 would take this much.
     assert program.memory_analysis().temp_size_in_bytes < 2 * t * t
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    ("weights", "kernels"), [("bfloat16", 3), ("float8_e4m3fn", 2), ("int8", 2)]
+)
+def test_grouped_products_fit_the_gpu_and_make_nothing_per_expert(gpu, weights, kernels):
+    """Forward, the rows' gradient, and that of matrices that are as wide as rows."""
+    m, k, n, experts = 65536, 1024, 768, 64
+    matrices = jax.ShapeDtypeStruct((experts, k, n), weights)
+    sizes = {"sizes": jax.ShapeDtypeStruct((experts,), jnp.int32)}
+    trained = weights == "bfloat16"
+    program = compiled(
+        gpu,
+        lambda rows, weights, sizes: grouped_matmul_pallas(rows, weights, sizes),
+        {"rows": (m, k), **({"weights": matrices.shape} if trained else {})},
+        static=sizes if trained else {"weights": matrices, **sizes},
+    )
+    assert program.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == kernels
+    # The result and its gradient in bfloat16, where XLA's own ragged product has one per expert.
+    assert program.memory_analysis().temp_size_in_bytes < 1.1 * 2 * (2 * m * n)
 
 
 TRITON = {

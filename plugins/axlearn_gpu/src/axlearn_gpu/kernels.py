@@ -28,6 +28,7 @@ _PLAIN = (
     "add_rms_norm",
     "attention",
     "gated_activation",
+    "grouped_matmul",
     "linear_cross_entropy",
     "rms_norm",
     "rotary",
@@ -106,6 +107,15 @@ KERNELS: tuple[KernelSpec, ...] = (
         {"x": _ROWS, "residual": _ROWS},
         0,
         "residual sum and norm in one pass each way",
+    ),
+    _kernel(
+        "grouped_matmul",
+        "pallas_triton",
+        "pallas_grouped_matmul:grouped_matmul_pallas",
+        "pallas_grouped",
+        {"weights": ("mlp",)},
+        0,
+        "tiles of rows, each with its group's matrix; matrices in fewer bits are widened on chip",
     ),
     _kernel(
         "gated_activation",

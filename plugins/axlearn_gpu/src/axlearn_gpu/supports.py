@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Structure",
     "cudnn",
+    "pallas_grouped",
     "pallas_triton",
     "structure",
     "tokamax_mosaic",
@@ -27,7 +28,9 @@ __all__ = [
 ]
 
 
-_HOPPER = (9, 0)
+_ADA, _HOPPER = (8, 9), (9, 0)
+
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _HALVES = ("bfloat16", "float16")
 _FLOATS = (*_HALVES, "float32")
 # A row of a normalization has to fit into one thread block's registers.
@@ -115,6 +118,21 @@ def pallas_triton(call: OpCall) -> str | None:
     seen = structure(call.mask)
     if seen.other is not None:
         return f"does not know the mask {seen.other}"
+    return None
+
+
+def pallas_grouped(call: OpCall) -> str | None:
+    """Why the grouped product of this package cannot serve the call, or None."""
+    rows, weights = call.dtypes["rows"], call.dtypes["weights"]
+    float8 = {name for name in (rows, weights) if name in _FLOAT8}
+    if rows not in (*_FLOATS, *_FLOAT8, "int8"):
+        return f"is for rows in {', '.join((*_FLOATS, *_FLOAT8))} or int8, got {rows}"
+    narrower = ("int8", *_FLOAT8) if rows in _FLOATS else _FLOAT8 if rows in _FLOAT8 else ()
+    if weights != rows and weights not in narrower:
+        return f"multiplies {rows} by {rows} or fewer bits, got {weights}"
+    capability = capability_of(call.instance)
+    if float8 and capability is not None and capability < _ADA:
+        return f"needs compute capability 8.9 for {' and '.join(sorted(float8))}"
     return None
 
 

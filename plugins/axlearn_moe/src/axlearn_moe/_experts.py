@@ -216,11 +216,12 @@ class Experts(BaseExperts):
         cfg = ExpertLinear.Config(linear=linear)
         cfg.axes = ("expert_mlp", "embed") if name == "down" else ("embed", "expert_mlp")
         own = {n: getattr(linear, n) for n in self.inherited_fields if getattr(linear, n)}
+        mixture = self.config_path.rpartition(".")[0]
         return self._add_child(
             name,
             cfg,
             ExpertLinear,
-            config_path=f"{self.config_path.rpartition('.')[0]}.{name}",  # the mixture's field
+            config_path=f"{mixture}.{name}" if mixture else name,  # the mixture's field
             num_experts=self.cfg.num_experts,
             input_dim=input_dim,
             output_dim=output_dim,

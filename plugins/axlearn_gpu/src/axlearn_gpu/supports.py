@@ -29,7 +29,6 @@ __all__ = [
 
 
 _ADA, _HOPPER = (8, 9), (9, 0)
-
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _HALVES = ("bfloat16", "float16")
 _FLOATS = (*_HALVES, "float32")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from axcore.ops import Causal, Full, PrefixLM, SegmentIds, SlidingWindow, Traced
 from axcore.ops.references import few_logits
 from axcore.parallel import resolve_instance
 from axcore.parallel.aot import compiler_for
+from axcore.parallel.cost import count_function
 from axcore.plugins import OpCall, host
 from axcore.testing import KernelCase, KernelConformance
 from axcore.train import assemble
@@ -211,6 +213,31 @@ def test_the_reference_serves_short_calls_and_caches_only():
     assert "fewer than 2048 keys" in few_logits(call())
     assert few_logits(call(shapes={n: (1, 2047, 8, 128) for n in "qkv"})) is None
     assert few_logits(call(view="dense")) is None
+
+
+@pytest.mark.parametrize(
+    "mask", [Full(), Causal(), Causal() & SlidingWindow(left=3), SlidingWindow(left=2, right=70)]
+)
+def test_attention_states_the_work_that_its_mask_leaves(mask):
+    """The loops' lengths depend on the mask, so nothing else could count them."""
+    t, heads, dim, value_dim = 128, 2, 32, 16
+    q, v = (jax.ShapeDtypeStruct((1, t, heads, d), jnp.float32) for d in (dim, value_dim))
+    seen = int(jnp.sum(mask.dense(jnp.arange(t), jnp.arange(t))))
+
+    def attend(q, k, v):
+        return jnp.sum(attention_pallas(q, k, v, mask=mask, logit_scale=1.0, interpret=True))
+
+    forward = 2 * heads * seen * (dim + value_dim)
+    assert kernel_flops(attend, q, q, v) == forward
+    # Two kernels, each with logits and their gradients; one more product here, two more there.
+    backward = 2 * heads * seen * ((2 * dim + value_dim) + 2 * (dim + value_dim))
+    assert kernel_flops(jax.grad(attend, (0, 1, 2)), q, q, v) == forward + backward
+
+
+def kernel_flops(function, *arrays):
+    """FLOPs that the Pallas kernels of a function state."""
+    entries = count_function(function, *arrays).entries
+    return sum(entry.flops for entry in entries if entry.op == "pallas_call")
 
 
 def test_every_gpu_has_its_capability():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -27,6 +28,7 @@ __all__ = [
     "dot",
     "forward_blocks",
     "keys_of",
+    "num_pairs",
     "queries_of",
     "seen_pairs",
 ]
@@ -247,3 +249,18 @@ def queries_of(static: Static, j: Any, blocks: Blocks, num_queries: int) -> tupl
         reach = (j + 1) * blocks.kv - 1 + static.left
         last = jnp.minimum(last, lax.div(reach, blocks.q) + 1)
     return first, last
+
+
+def num_pairs(static: Static, num_queries: int) -> int:
+    """How many keys all queries of a head see together, as the band alone tells.
+
+    Example:
+        >>> causal = Static(1.0, None, 0, None, num_keys=4, with_ids=False, interpret=False)
+        >>> num_pairs(causal, 4)
+        10
+    """
+    query = np.arange(num_queries)
+    last = static.num_keys if static.right is None else query + static.right + 1
+    first = 0 if static.left is None else query - static.left
+    seen = np.minimum(last, static.num_keys) - np.maximum(first, 0)
+    return int(np.sum(np.broadcast_to(np.maximum(seen, 0), query.shape)))

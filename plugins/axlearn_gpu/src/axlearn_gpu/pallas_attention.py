@@ -40,6 +40,7 @@ from axlearn_gpu._pallas_blocks import (
     dot,
     forward_blocks,
     keys_of,
+    num_pairs,
     queries_of,
     seen_pairs,
 )
@@ -170,12 +171,29 @@ def _forward(
             jax.ShapeDtypeStruct((b, t, n, dim), q.dtype),
             jax.ShapeDtypeStruct((b, n, t), jnp.float32),
         ],
-        **_call_options(static, blocks, "attention_forward"),
+        **_call_options(static, blocks, "attention_forward", queries=(b, t, n), dims=h + dim),
     )(q, k, v, *ids)
 
 
-def _call_options(static: Static, blocks: Blocks, name: str) -> dict[str, Any]:
+def _call_options(
+    static: Static, blocks: Blocks, name: str, *, queries: tuple[int, int, int], dims: int
+) -> dict[str, Any]:
+    """What all kernels are called with.
+
+    Args:
+        static: Facts of the call.
+        blocks: Of the kernel.
+        name: Of the kernel.
+        queries: Rows of the batch, queries and heads.
+        dims: Dims that the kernel's products sum over or make for each query and key.
+    """
+    b, t, n = queries
+    pairs = b * n * num_pairs(static, t)
     return {
+        # Loops over the blocks that a mask leaves have no length that could be read off.
+        "cost_estimate": pl.CostEstimate(
+            flops=2 * pairs * dims, transcendentals=pairs, bytes_accessed=0
+        ),
         # Says which backend, too: without parameters JAX 0.10 would take Mosaic, 0.12 Triton.
         "compiler_params": plgpu.CompilerParams(
             num_warps=blocks.num_warps, num_stages=blocks.num_stages
@@ -259,7 +277,9 @@ def _backward(
         in_specs=in_specs(of),
         out_specs=of.rows(h),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        **_call_options(static, blocks, "attention_backward_queries"),
+        **_call_options(
+            static, blocks, "attention_backward_queries", queries=(b, t, n), dims=2 * h + dim
+        ),
     )(*arrays)
     of = OfKeys(blocks.kv, t, n // num_kv)
     grad_k, grad_v = pl.pallas_call(
@@ -268,7 +288,9 @@ def _backward(
         in_specs=in_specs(of),
         out_specs=[of.keys(h), of.keys(dim)],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
-        **_call_options(static, blocks, "attention_backward_keys"),
+        **_call_options(
+            static, blocks, "attention_backward_keys", queries=(b, t, n), dims=2 * (h + dim)
+        ),
     )(*arrays)
     return grad_q, grad_k, grad_v
 

@@ -51,22 +51,22 @@ _PUBLIC = {
     "write_distribution": "_distributions",
 }
 
-__all__ = [  # noqa: RUF022
-    "PluginConformance",
-    "KernelConformance",
-    "KernelCase",
-    "LayerConformance",
-    "QuantizationConformance",
-    "BackendConformance",
-    "FitCase",
-    "apply_rule",
-    "RuleChoices",
+__all__ = [
     "DENSE_7B",
     "DENSE_70B",
+    "BackendConformance",
+    "FitCase",
+    "KernelCase",
+    "KernelConformance",
+    "LayerConformance",
+    "PluginConformance",
+    "QuantizationConformance",
+    "RuleChoices",
+    "apply_rule",
     "check_cached_decode",
     "only_distribution",
-    "write_distribution",
     "run_processes",
+    "write_distribution",
 ]
 
 

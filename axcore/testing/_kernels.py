@@ -13,6 +13,7 @@ import pytest
 from axcore import ops
 from axcore.plugins import OpCall, host, load_target
 
+from ._closeness import assert_close, weighted_sum
 from ._op_cases import NOT_DIFFERENTIABLE, KernelCase, default_cases
 from ._sharded_op import MESH_AXES, op_function, run_sharded
 
@@ -87,13 +88,13 @@ class KernelConformance:
     def test_forward(self, case: KernelCase) -> None:
         arrays = case.arrays()
         got = jax.jit(self._kernel(case, arrays))(arrays)
-        self._compare(got, self._reference(case, arrays), self.tolerance)
+        assert_close(got, self._reference(case, arrays), self.tolerance)
 
     def test_low_precision(self, case: KernelCase, dtype: str) -> None:
         low = _cast(case.arrays(), dtype)
         got = jax.jit(self._kernel(case, low))(low)
         expected = self._reference(case, _cast(low, "float32"))
-        self._compare(got, expected, self.low_precision_tolerance)
+        assert_close(got, expected, self.low_precision_tolerance)
 
     def test_gradient(self, case: KernelCase) -> None:
         if not self._has_gradient:
@@ -103,7 +104,7 @@ class KernelConformance:
         got = jax.jit(_gradient(kernel))(arrays)
         expected = _gradient(self._closed(ops.reference(self.op), case))(arrays)
         for name in expected:
-            self._compare(got[name], expected[name], self.gradient_tolerance, name)
+            assert_close(got[name], expected[name], self.gradient_tolerance, name)
 
     def test_determinism(self, case: KernelCase) -> None:
         arrays = case.arrays()
@@ -116,7 +117,7 @@ class KernelConformance:
         case = self.cases()[0]
         arrays = case.arrays()
         kernel = self._kernel(case, arrays)
-        self._compare(jax.jit(kernel)(arrays), kernel(arrays), self.tolerance)
+        assert_close(jax.jit(kernel)(arrays), kernel(arrays), self.tolerance)
 
     def test_vmap_equals_a_loop(self) -> None:
         if not self.batchable:
@@ -129,7 +130,7 @@ class KernelConformance:
         got = jax.jit(jax.vmap(kernel))(both)
         loop = [kernel(arrays) for arrays in (first, second)]
         expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
-        self._compare(got, expected, self.tolerance)
+        assert_close(got, expected, self.tolerance)
 
     def test_sharded_equals_unsharded(self) -> None:
         """Over every dim that ``partitioning`` tolerates split, on two devices."""
@@ -151,7 +152,7 @@ class KernelConformance:
             if isinstance(got, str):
                 refusals.append(f"{axis}: {got}")
                 continue
-            self._compare(got, expected, self.tolerance, f"result over {axis}")
+            assert_close(got, expected, self.tolerance, f"result over {axis}")
             refusals.append("")
         if all(refusals):
             pytest.skip("; ".join(refusals))
@@ -194,14 +195,6 @@ class KernelConformance:
         with jax.default_matmul_precision("highest"):
             return self._closed(ops.reference(self.op), case)(arrays)
 
-    def _compare(self, got: Any, expected: Any, tolerance: float, what: str = "result") -> None:
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-            assert np.isfinite(a).all() or not np.isfinite(b).all(), f"{what} is not finite"
-            scale = max(float(np.max(np.abs(b), initial=0.0)), 1e-3)
-            error = float(np.max(np.abs(a - b), initial=0.0)) / scale
-            assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"
-
 
 def _cast(arrays: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """Casts the floating-point arrays."""
@@ -215,19 +208,7 @@ def _gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """Gradient, by the floating-point arguments, of a fixed weighting of all results."""
 
     def weighted(floats: dict[str, Any], others: dict[str, Any]) -> jax.Array:
-        leaves = [
-            x
-            for x in jax.tree.leaves(function({**floats, **others}))
-            if jnp.issubdtype(x.dtype, jnp.floating)
-        ]
-        # Weights that differ by position, so that no two errors cancel.
-        return sum(
-            (
-                jnp.sum(x * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape))
-                for x in leaves
-            ),
-            start=jnp.zeros(()),
-        )
+        return weighted_sum(function({**floats, **others}))
 
     def gradient(arrays: Mapping[str, Any]) -> dict[str, Any]:
         floats = {n: a for n, a in arrays.items() if jnp.issubdtype(a.dtype, jnp.floating)}

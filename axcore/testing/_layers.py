@@ -15,6 +15,8 @@ from axcore.context import functional
 from axcore.layers import Layer
 from axcore.module import Module
 
+from ._closeness import assert_close, weighted_sum
+
 __all__ = ["LayerConformance"]
 
 _NUM_LAYERS = 2
@@ -116,13 +118,11 @@ class LayerConformance:
     def test_jit_changes_nothing(self) -> None:
         layer, params, inputs = self._ready()
         compiled = jax.jit(lambda p, i: self._call(layer, p, i))(params, inputs)
-        self._compare(compiled, self._call(layer, params, inputs))
+        assert_close(compiled, self._call(layer, params, inputs), self.tolerance)
 
     def test_gradients_are_finite_and_reach_every_parameter(self) -> None:
         layer, params, inputs = self._ready()
-        gradients = jax.jit(jax.grad(lambda p: self._weighted(self._call(layer, p, inputs))))(
-            params
-        )
+        gradients = jax.jit(jax.grad(lambda p: weighted_sum(self._call(layer, p, inputs))))(params)
         flat, _ = jax.tree_util.tree_flatten_with_path(gradients)
         for path, gradient in flat:
             name = jax.tree_util.keystr(path)
@@ -142,7 +142,7 @@ class LayerConformance:
 
             def loss(params: Any, stack: Any = stack) -> Any:
                 outputs = self._call(stack, params, inputs, "forward")
-                return self._weighted(outputs), outputs
+                return weighted_sum(outputs), outputs
 
             gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(params)
             if not scanned:
@@ -151,8 +151,8 @@ class LayerConformance:
         (params, outputs, gradients), (params_s, outputs_s, gradients_s) = results
         key = f"0:{_NUM_LAYERS}:1"
         jax.tree.map(np.testing.assert_array_equal, params, params_s.get(key, {}))
-        self._compare(outputs_s, outputs)
-        self._compare(gradients_s.get(key, {}), gradients)
+        assert_close(outputs_s, outputs, self.tolerance)
+        assert_close(gradients_s.get(key, {}), gradients, self.tolerance)
 
     def _layer(self) -> Any:
         return self.config().instantiate(name="layer")
@@ -174,22 +174,6 @@ class LayerConformance:
             method=method or self.method,
         )
         return outputs
-
-    def _weighted(self, outputs: Any) -> Any:
-        """A weighting of all results that treats no two positions alike."""
-        total = jnp.zeros(())
-        for x in jax.tree.leaves(outputs):
-            if jnp.issubdtype(x.dtype, jnp.floating):
-                weights = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
-                total += jnp.sum(x.astype(jnp.float32) * weights)
-        return total
-
-    def _compare(self, got: Any, expected: Any) -> None:
-        assert jax.tree.structure(got) == jax.tree.structure(expected)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-            scale = max(float(np.max(np.abs(b), initial=0.0)), 1e-3)
-            np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=self.tolerance)
 
 
 def _stacked(unrolled: dict[str, Any]) -> Any:

@@ -257,11 +257,13 @@ class QuantizationConformance:
         own: tuple[float, ...] | None = getattr(dot, "rounding_errors", None)
         if own is None and isinstance(dot, QuantizedDot):
             own = tuple(operand_error(o) for o in (dot.plan.lhs, dot.plan.rhs, dot.plan.grad))
-        if own is None:
-            assert None not in stated, "state lhs_error, rhs_error and grad_error"
-            return stated  # pyright: ignore[reportReturnType]
-        errors = tuple(o if s is None else s for s, o in zip(stated, own, strict=True))
-        return errors  # pyright: ignore[reportReturnType]
+        lhs, rhs, grad = (
+            o if s is None else s for s, o in zip(stated, own or (None, None, None), strict=True)
+        )
+        assert lhs is not None and rhs is not None and grad is not None, (
+            "state lhs_error, rhs_error and grad_error"
+        )
+        return lhs, rhs, grad
 
     def _within(self, got: Any, want: np.ndarray, bound: np.ndarray) -> None:
         error = np.abs(np.asarray(got, np.float64) - want)

@@ -7,16 +7,16 @@ is only followed later is an arrow all the same.
 from __future__ import annotations
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from axcore.testing.loc import code_lines
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "axcore"
@@ -93,23 +93,6 @@ def _all_files() -> list[Path]:
 
 def _at(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
-
-
-def _code_lines(path: Path) -> int:
-    """Lines that hold code: no blank line, comment or docstring."""
-    tree = _tree(path)
-    docstrings: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if ast.get_docstring(node, clean=False) is not None:
-                first = node.body[0]
-                docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    code: set[int] = set()
-    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type not in blank and token.type != tokenize.ENDMARKER:
-            code.update(range(token.start[0], token.end[0] + 1))
-    return len(code - docstrings)
 
 
 def test_every_unit_of_core_has_a_place_in_the_order():
@@ -190,22 +173,8 @@ def test_import_leaves_jax_alone(module: str):
 
 def test_contracts_stay_small():
     lines = {
-        str(path.relative_to(CORE)): _code_lines(path)
+        str(path.relative_to(CORE)): code_lines(path.read_text())
         for path in _core_files()
         if _unit(path) in CONTRACT_UNITS
     }
     assert sum(lines.values()) <= CONTRACT_CODE_LINES, lines
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ('"""Doc.\n\nMore.\n"""\n\n# why\nx = 1\n', 1),
-        ('x = """a\nb\n"""\n', 3),
-        ("f(\n    1,\n)\n", 3),
-    ],
-)
-def test_code_lines_leave_out_docstrings_comments_and_blank_lines(tmp_path, source, expected):
-    path = tmp_path / "sample.py"
-    path.write_text(source)
-    assert _code_lines(path) == expected

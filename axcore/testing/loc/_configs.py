@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def change_configs(
         for feature in features:
             stack.enter_context(installed(base, feature))
             parts.append(snippet(base, feature))
-        for _, (module, variant, depth, width) in zip(range(count), _sizes(experiments)):  # noqa: B905
+        for module, variant, depth, width in itertools.islice(_sizes(experiments), count):
             cfg = experiments.config((module, variant), num_layers=depth, model_dim=width)
             seen.add(cfg.fingerprint())
             try:

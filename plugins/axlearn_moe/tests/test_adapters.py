@@ -19,11 +19,12 @@ from test_expert_parallel import run_on, target_of
 from axcore import experiments, functional
 from axcore.checkpoint import stack_form
 from axcore.config import apply_modifier, config_for
-from axcore.errors import ConfigError, ModuleError
+from axcore.errors import ConfigError, ModuleError, OpError
 from axcore.inference import load_model
 from axcore.layers import Dropout, FeedForward, Linear
 from axcore.layers.lora import DoRA, LoRA
 from axcore.module import flatten_specs
+from axcore.ops import BaseDotGeneral
 from axcore.parallel import resolve_instance
 from axcore.peft import (
     DoRAModifier,
@@ -134,6 +135,22 @@ def test_dropout_of_an_experts_adapter_is_refused():
     with pytest.raises(ModuleError, match="AX960") as raised:
         layer(up=linear).instantiate(name="layer")
     assert "dropout=0.1" in str(raised.value) and "targets=" in str(raised.value)
+
+
+def test_a_wrapper_that_knows_no_groups_is_refused_where_rows_come_in_groups():
+    class Doubled(BaseDotGeneral):
+        class Config(BaseDotGeneral.Config):
+            pass
+
+        def forward(self, lhs, rhs, dimension_numbers, *, preferred_element_type=None):
+            return 2 * jax.lax.dot_general(lhs, rhs, dimension_numbers)
+
+    linear = Linear.Config(dot=Doubled.Config())
+    with pytest.raises(ModuleError, match="AX916"):
+        layer(up=linear).instantiate(name="layer")
+    module = layer(up=linear, dispatch=EinsumDispatch.Config()).instantiate(name="layer")
+    with pytest.raises(OpError, match="AX961"):
+        module.experts.up.dot.grouped(None, None, None)
 
 
 # -- through the modifiers --------------------------------------------------------------------

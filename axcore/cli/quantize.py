@@ -6,8 +6,14 @@ import argparse
 
 from axcore.cli._experiment import rows
 from axcore.cli._result import CommandResult, Subparsers, add_command
+from axcore.errors import CliError
 
 __all__ = ["add_parser", "quantize"]
+
+_STORING = (
+    "int8-weights, int4-weights, fp8-weights, int8-serving, fp8-serving, int8-static, fp8-static, "
+    "int8-kv, fp8-kv"
+)
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -30,8 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME[:key=value,...]",
         action="append",
         required=True,
-        help="int8-weights, int4-weights, fp8-weights, int8-serving, fp8-serving, int8-static, "
-        "fp8-static, int8-kv, fp8-kv, or a plugin's; repeatable",
+        help=f"{_STORING}, or a plugin's; repeatable",
     )
     command.add_argument("--out", metavar="DIR", required=True, help="the directory to make")
     command.add_argument(
@@ -56,15 +61,31 @@ def quantize(args: argparse.Namespace) -> CommandResult:
     """Quantizes. Raises AxcoreError: a recipe does not apply, or a directory is not what it is."""
     from axcore.cli._jax import jax_started
 
+    if args.batches < 1:
+        raise CliError(
+            f"--batches is {args.batches}, expected 1 or more",
+            code="AX974",
+            hint="16 batches of 4 x 128 tokens are the default",
+        )
     with jax_started():
         from axcore.inference import quantize_directory
+        from axcore.quantization import Recipe
         from axcore.train.assemble import parse_modifier
 
         recipes = []
         for text in args.recipe:
             name, colon, arguments = text.partition(":")
             modifier = parse_modifier(f"quantize:recipe={name}{',' if colon else ''}{arguments}")
-            recipes.append(modifier.instantiate().recipe_config())
+            recipe = modifier.instantiate().recipe_config()
+            if issubclass(recipe.target, Recipe) and not recipe.target.for_trained:
+                raise CliError(
+                    f"the recipe {name!r} is for training: it stores nothing in few bits",
+                    code="AX973",
+                    where=f"--recipe {text}",
+                    hint=f"recipes that do: {_STORING}; for training: `axcore train EXP "
+                    f"--modifier quantize:recipe={name}`",
+                )
+            recipes.append(recipe)
         data = quantize_directory(
             args.directory,
             recipes,

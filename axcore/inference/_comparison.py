@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from axcore.context import functional
 from axcore.module import Module
 
-__all__ = ["compare_logits"]
+__all__ = ["compare_logits", "logits_inputs"]
 
 _PROBE_TOKENS = 64
 
@@ -41,7 +42,8 @@ def compare_logits(
         ids = jnp.arange(min(_PROBE_TOKENS, limit), dtype=jnp.int32)[None] * 7919 % size
 
     def logits(module: Module, state: Any) -> jax.Array:
-        return functional(module, state=state, inputs=(ids,), is_training=False, method="logits")[0]
+        inputs = logits_inputs(module, ids)
+        return functional(module, state=state, inputs=inputs, is_training=False, method="logits")[0]
 
     one, other = (
         np.asarray(jax.jit(lambda s, m=module: logits(m, s))(state), np.float32)
@@ -52,3 +54,16 @@ def compare_logits(
         "max_abs_logit": float(np.max(np.abs(one))),
         "next_token_agreement": float(np.mean(one.argmax(-1) == other.argmax(-1))),
     }
+
+
+def logits_inputs(model: Any, ids: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns ``ids`` for each sequence that ``model.logits`` cannot do without.
+
+    That is one, and two for an encoder-decoder, which reads what it continues.
+    """
+    required = [
+        p
+        for p in inspect.signature(model.logits).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return (ids,) * max(len(required), 1)

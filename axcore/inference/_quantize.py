@@ -18,7 +18,7 @@ import numpy as np
 from axcore.checkpoint import check_new, stack_form
 from axcore.config import Config, apply_modifier
 from axcore.errors import CheckpointError
-from axcore.inference._comparison import compare_logits
+from axcore.inference._comparison import compare_logits, logits_inputs
 from axcore.inference._model_dir import LoadedModel, load_model, tree_bytes, write_model
 from axcore.module import Module
 from axcore.quantization import Site, StoredDot, calibrate, find_sites, quantize_weight
@@ -86,7 +86,7 @@ def quantize_directory(
                 where=None if data is None else str(data),
                 hint="give a text of at least 128 tokens with --data FILE",
             )
-        inputs = ((ids,) for ids in batches)
+        inputs = (logits_inputs(loaded.model, ids) for ids in batches)
         amax = calibrate(
             loaded.cfg, loaded.state, inputs, static, percentile=percentile, method="logits"
         )

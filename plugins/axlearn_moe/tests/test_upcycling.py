@@ -16,8 +16,9 @@ from axcore.cli import main
 from axcore.collection import total_loss
 from axcore.config import apply_modifier
 from axcore.errors import CheckpointError, ConfigError
-from axcore.inference import load_model, write_model
+from axcore.inference import compare_logits, load_model, quantize_state, write_model
 from axcore.layers import FeedForward, Linear, RepeatedTransformer, StackedTransformer
+from axcore.quantization import QuantizeModifier
 from axlearn_moe import (
     MoE,
     MoEModifier,
@@ -159,6 +160,33 @@ def test_what_does_not_fit_is_refused(fuji):
     _, _, other = models("bert-test")
     with pytest.raises(CheckpointError, match="AX932"):
         upcycle_state(params, other, KEY)
+
+
+@pytest.fixture(scope="module")
+def stored():
+    """A dense model with weights of int8, and a mixture with the same product."""
+    cfg = small("fuji-test-v3")
+    plain = cfg.copy().instantiate(name="trainer").model
+    recipe = QuantizeModifier.Config(recipe="int8-weights").instantiate().recipe_config()
+    cfg = apply_modifier(cfg, recipe)
+    dense = cfg.copy().instantiate(name="trainer").model
+    state, _ = quantize_state(plain, random_params(plain), dense)
+    mixture = apply_modifier(cfg, MoEModifier.Config(num_experts=2)).instantiate(name="trainer")
+    return dense, state, mixture.model
+
+
+def test_weights_in_few_bits_are_copied_with_their_scales(stored):
+    dense, state, mixture = stored
+    made = upcycle_state(state, mixture, KEY)
+    compared = compare_logits((dense, state), (mixture, made.state))
+    assert compared["max_abs_logit_difference"] <= 1e-5 * compared["max_abs_logit"]
+
+
+@pytest.mark.parametrize("change", [dict(noise=0.1), dict(drop_ratio=0.5)], ids=str)
+def test_weights_in_few_bits_take_no_noise_and_no_new_units(stored, change):
+    _, state, mixture = stored
+    with pytest.raises(ConfigError, match="AX972"):
+        upcycle_state(state, mixture, KEY, **change)
 
 
 # -- the command --------------------------------------------------------------------------------

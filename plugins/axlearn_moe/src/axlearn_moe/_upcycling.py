@@ -73,8 +73,8 @@ def upcycle_state(
         drop_ratio: From 0 to 1.
 
     Raises:
-        ConfigError: ``noise`` or ``drop_ratio`` is out of range (AX930), or the model has no
-            mixture (AX931).
+        ConfigError: ``noise`` or ``drop_ratio`` is out of range (AX930), or set for weights in few
+            bits (AX972); or the model has no mixture (AX931).
         CheckpointError: An expert has no dense counterpart, or one of another shape or kind of
             number (AX932).
     """
@@ -99,6 +99,8 @@ def upcycle_state(
             source = name.replace(f"{path}/experts/", f"{path}/")
             made[name] = _copies(dense, source, struct)
             made.pop(source, None)
+            if (noise or drop_ratio) and name.endswith("/weight"):
+                _check_drawable(made[name].dtype, source)
             draw = jax.random.fold_in(key, zlib.crc32(name.encode()))
             if drop_ratio and name.endswith("/weight"):
                 if units is None:
@@ -282,6 +284,16 @@ def _copies(dense: Mapping[str, jax.Array], source: str, struct: Any) -> jax.Arr
             "before it was quantized",
         )
     return jnp.broadcast_to(value.astype(struct.dtype), struct.shape)
+
+
+def _check_drawable(dtype: Any, source: str) -> None:
+    if jnp.dtype(dtype).itemsize < 2:
+        raise ConfigError(
+            f"{source!r} is stored as {dtype}, which takes neither noise nor units that begin anew",
+            code="AX972",
+            hint="upcycle the model from before it was quantized, then quantize the mixture; "
+            "or make exact copies, with noise and drop_ratio 0",
+        )
 
 
 def _dropped(key: jax.Array, mixture: MoE, ratio: float) -> jax.Array:

@@ -33,3 +33,10 @@ def test_the_blocks_of_a_page_run_in_order(page, monkeypatch):
         line = text[: block.start(1)].count("\n")
         code = compile("\n" * line + block[1], str(DOCS / page), "exec")
         exec(code, vars(module))
+
+
+def test_every_kernel_is_on_the_page_of_kernels(plugin_host):
+    text = (DOCS / "kernels.md").read_text()
+    named = set(re.findall(r"`(?:\w+\.)?(\w+)`", text))
+    registered = {spec.implementation for spec in plugin_host.kernels.specs()}
+    assert registered <= named, registered - named

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ._kernels import KernelCase as KernelCase
     from ._kernels import KernelConformance as KernelConformance
     from ._layers import LayerConformance as LayerConformance
+    from ._pages import run_page as run_page
     from ._plugins import PluginConformance as PluginConformance
     from ._processes import run_processes as run_processes
     from ._quantization import QuantizationConformance as QuantizationConformance
@@ -47,6 +48,7 @@ _PUBLIC = {
     "apply_rule": "_rules",
     "check_cached_decode": "_decoding",
     "only_distribution": "_distributions",
+    "run_page": "_pages",
     "run_processes": "_processes",
     "write_distribution": "_distributions",
 }
@@ -65,6 +67,7 @@ __all__ = [
     "apply_rule",
     "check_cached_decode",
     "only_distribution",
+    "run_page",
     "run_processes",
     "write_distribution",
 ]

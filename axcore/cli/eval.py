@@ -249,7 +249,10 @@ def _text(
 ) -> str:
     lines = [f"step {step}"]
     for name, metrics in evals.items():
-        lines += [f"{name}:", rows([(key, f"{value:.6g}") for key, value in metrics.items()])]
+        shown = {key: f"{value:.6g}" for key, value in metrics.items() if "/" not in key}
+        lines += [f"{name}:", rows(list(shown.items()))]
+        if len(shown) < len(metrics):
+            lines.append(f"  and {len(metrics) - len(shown)} of single layers: --json has them")
     if reference is not None:
         lines += ["for comparison, bits per byte:"]
         lines.append(rows([(k.partition("_")[0], f"{v:.4f}") for k, v in reference.items()]))

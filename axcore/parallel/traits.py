@@ -133,7 +133,7 @@ def compute_traits(cfg: Any) -> Traits:
     model = Traits()
     if "model" in cfg.fields():
         # From the whole tree, for values that follow from the root's.
-        built = cfg.model.instantiate(name="model")
+        built = cfg.model.instantiate(name="model", config_path="model")
         if isinstance(built, Module):
             model = dataclasses.replace(
                 _of_parameters(flatten_specs(built.parameter_specs())),

@@ -6,13 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from axcore.collection import expand_path
 from axcore.data import BaseInput, reference_bits_per_byte
 from axcore.train._program import Program
 
-__all__ = ["finite", "flat_metrics", "kernel_report", "reference", "sample", "to_json"]
+__all__ = ["finite", "kernel_report", "reference", "sample", "to_json"]
 
 # xz looks back over the whole text; past this size the yardstick costs more than it tells.
 _REFERENCE_BYTES = 8 << 20
@@ -43,37 +40,6 @@ def sample(
     ids = tokenizer.encode_prompt(prompt).tolist()
     made = generator.generate([ids], 200, Sampling(temperature=0.7), slide=True)
     return {"prompt": prompt, "text": tokenizer.decode(made.tokens[0])}
-
-
-def flat_metrics(
-    values: Mapping[str, Any],
-) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Returns host scalars and vectors by name; stacked layers are written one by one.
-
-    Arrays of more dims are left out.
-    """
-    scalars: dict[str, float] = {}
-    vectors: dict[str, tuple[float, ...]] = {}
-    for name, value in values.items():
-        if not isinstance(value, Mapping):
-            scalars[name] = float(value)
-            continue
-        for path, array in value.items():
-            for layer_path, index in expand_path(path):
-                item = np.asarray(array)[index] if index else np.asarray(array)
-                if item.ndim == 0:
-                    scalars[layer_path] = float(item)
-                elif item.ndim == 1:
-                    vectors[layer_path] = tuple(_shortest(number) for number in item)
-    return scalars, vectors
-
-
-def _shortest(number: Any) -> float:
-    """Returns a number with as many digits as tell it from others of its dtype.
-
-    A model of 58 layers and 256 experts writes 15,000 of them a step: half the bytes.
-    """
-    return float(number if number.dtype.kind in "biu" else str(number))
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -13,6 +14,7 @@ from axcore.collection import OutputCollection, merge
 from axcore.config import Configurable, Dim, scaled
 from axcore.data import bits_per_byte
 from axcore.errors import TrainError
+from axcore.train._flat_metrics import flat_metrics
 
 if TYPE_CHECKING:
     from axcore.data import BaseInput, EvalBatches
@@ -92,17 +94,15 @@ class Evaler(BaseEvaler):
 
         ``bits_per_byte`` is the summed loss of all targets in bits over the UTF-8 bytes of the
         text, so it compares across tokenizers and with xz's figure in reports. It is left out where
-        not every token of a text is a target.
+        not every token of a text is a target. Beside them stand the scalar means that the model
+        summarizes, by their last name where only one place has it, by their path elsewhere.
         """
         if self._batches is None:
             self._batches = data.heldout(program.rows, max_documents=self.cfg.max_documents)
         batches = self._batches
         total = combine(program(batch) for batch in batches)
-        metrics = {
-            name.rsplit("/", 1)[-1]: float(entry.result())
-            for name, entry in total.summaries.items()
-            if entry.num_items is not None and getattr(entry.total, "ndim", 0) == 0
-        }
+        means = {p: e.result() for p, e in total.summaries.items() if e.num_items is not None}
+        metrics = _named(flat_metrics({"summaries": means})[0])
         main = total.losses.get("cross_entropy")
         if main is None:
             raise TrainError(
@@ -120,6 +120,13 @@ class Evaler(BaseEvaler):
         if batches.num_bytes is not None:
             metrics["bits_per_byte"] = bits_per_byte(float(main.total), batches.num_bytes)
         return metrics
+
+
+def _named(by_path: Mapping[str, float]) -> dict[str, float]:
+    """Returns the values by short names where these tell them apart."""
+    short = {path: path.rsplit("/", 1)[-1] for path in by_path}
+    places = Counter(short.values())
+    return {short[p] if places[short[p]] == 1 else p: value for p, value in by_path.items()}
 
 
 def combine(collections: Iterable[OutputCollection]) -> OutputCollection:

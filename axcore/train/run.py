@@ -24,12 +24,12 @@ from axcore.errors import TrainError
 from axcore.parallel import prepare_host, select_devices
 from axcore.plugins import Instance, host
 from axcore.train._compile_cache import CompileCacheUse
+from axcore.train._flat_metrics import flat_metrics
 from axcore.train._init_from import InitialWeights
 from axcore.train._processes import check_same, gather_json
 from axcore.train._program import EvalProgram, Program
 from axcore.train._report import (
     finite,
-    flat_metrics,
     kernel_report,
     reference,
     sample,

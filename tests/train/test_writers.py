@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from axcore.config import Config
-from axcore.train._report import flat_metrics
+from axcore.train._flat_metrics import flat_metrics
 from axcore.train.loss_plot import plot_loss
 from axcore.train.writers import (
     BaseWriter,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from axcore.cli._console import say
 from axcore.cli._new_plugin import write_plugin
 from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import PluginError, PluginLookupError, did_you_mean
@@ -116,6 +117,9 @@ def check(args: argparse.Namespace) -> CommandResult:
     problems += [f"no installed plugin is called {name!r}" for name in plugins.unmatched_filters]
     if args.targets:
         problems += _unloadable(plugins)
+    if args.json:  # records have no place for what a target's import says
+        for problem in problems:
+            say(problem)
     good = f"{len(plugins.records)} plugins checked, all well"
     return CommandResult(
         _json(plugins.records),
@@ -155,7 +159,7 @@ def _named(plugins: PluginHost, name: str) -> list[PluginRecord]:
     """Returns the records of a distribution or an entry point."""
     records = [r for r in plugins.records if name in (r.distribution, r.name)]
     if not records:
-        known = [n for r in plugins.records for n in (r.distribution, r.name)]
+        known = sorted({n for r in plugins.records for n in (r.distribution, r.name)})
         raise PluginLookupError(
             f"no installed plugin is called {name!r}",
             hint=did_you_mean(name, known) or "axcore plugins list shows all",

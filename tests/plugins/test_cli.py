@@ -91,7 +91,7 @@ def test_show_gives_the_reason_of_a_broken_one(mixed, run):
 
 
 def test_show_of_an_unknown_plugin_is_an_error_with_near_misses(mixed, run):
-    with pytest.raises(PluginLookupError, match="did you mean 'acme'"):
+    with pytest.raises(PluginLookupError, match=r"did you mean 'acme'\?"):
         run("show", "acmee")
 
 
@@ -102,12 +102,15 @@ def test_check_exits_with_2_unless_all_are_active_or_disabled(mixed, run):
     assert run("check", disable=["broken"]).exit_code == 0
 
 
-def test_check_finds_targets_that_lead_nowhere(site, hook, run):
+def test_check_finds_targets_that_lead_nowhere(site, hook, run, capsys):
     site.add("acme", hook("optimizers", 'NamedSpec("fast", "no_such_package.x:y")'))
     assert run("check").exit_code == 0
     result = run("check", "--targets")
     assert result.exit_code == 2
     assert "acme: optimizers 'fast': cannot import 'no_such_package.x'" in result.text
+    assert not capsys.readouterr().err
+    assert run("check", "--targets", "--json").exit_code == 2
+    assert "acme: optimizers 'fast': cannot import" in capsys.readouterr().err  # not in the records
 
 
 def test_new_writes_a_plugin_that_names_itself(tmp_path, run, monkeypatch):

@@ -26,6 +26,7 @@ from axcore.checkpoint.convert._source import dtype_named
 from axcore.config import Config, author
 from axcore.errors import CheckpointError
 from axcore.plugins import host
+from axcore.quantization import StoredDot, find_sites
 
 if TYPE_CHECKING:
     from axcore.data import BaseTokenizer
@@ -92,7 +93,8 @@ def export(
         What ``conversion.json`` holds.
 
     Raises:
-        CheckpointError: No converter can export it (AX622), or ``out`` cannot be written.
+        CheckpointError: No converter can export it (AX622), its weights are stored in few bits
+            (AX975), or ``out`` cannot be written.
         TrainError: It is no model directory.
     """
     from axcore.train import RunDir
@@ -108,6 +110,7 @@ def export(
     trainer = cfg.instantiate(name="trainer")
     earlier = _earlier(run.conversion)
     name, found, settings = _family(trainer.cfg, family, earlier, format, str(run.root))
+    _check_plain(trainer.model, str(run.root))
     params = parameters(trainer)
     items = applications(
         found.rules(trainer.cfg), {p: x.spec.valid_shape for p, x in params.items()}
@@ -204,6 +207,18 @@ def _family(
         where=where,
         hint="name one with --family",
     )
+
+
+def _check_plain(model: Any, where: str) -> None:
+    """Weights in few bits mean nothing without their scales, which have no foreign name."""
+    stored = [p for p, site in find_sites(model).items() if isinstance(site.module, StoredDot)]
+    if stored:
+        raise CheckpointError(
+            f"{len(stored)} weights are stored in few bits, such as that of {stored[0]}",
+            code="AX975",
+            where=where,
+            hint="export the directory that it was quantized from",
+        )
 
 
 def _check_complete(

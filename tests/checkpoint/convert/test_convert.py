@@ -17,8 +17,9 @@ from axcore.checkpoint.convert._evidence import model_logits
 from axcore.config import Config
 from axcore.data import ByteTokenizer, find_tokenizer
 from axcore.errors import CheckpointError
-from axcore.inference import load_model
+from axcore.inference import load_model, quantize_directory
 from axcore.layers import Linear, RepeatedTransformer
+from axcore.quantization import QuantizeModifier
 
 IDS = np.random.default_rng(1).integers(0, 264, (2, 9)).astype(np.int32)
 BYTES = ByteTokenizer.Config().instantiate()
@@ -315,6 +316,17 @@ def test_what_no_family_can_say_is_not_exported(tmp_path, write_hf, tensors, out
     with pytest.raises(CheckpointError, match="it is gated"):
         export(out, tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+def test_weights_in_few_bits_are_not_exported_as_if_they_were_plain(
+    tmp_path, write_hf, tensors, out
+):
+    quick(write_hf(tensors), out)
+    recipe = QuantizeModifier.Config(recipe="int8-weights").instantiate().recipe_config()
+    quantize_directory(out, [recipe], tmp_path / "stored")
+    with pytest.raises(CheckpointError, match="AX975") as raised:
+        export(tmp_path / "stored", tmp_path / "back", family="ToyForCausalLM", verify="never")
+    assert "quantized from" in str(raised.value) and not (tmp_path / "back").exists()
 
 
 def test_an_experiment_of_core_is_exported_where_a_family_fits():

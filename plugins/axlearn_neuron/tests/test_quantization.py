@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axcore import experiments
 from axcore.config import apply_modifier
 from axcore.context import functional
 from axcore.errors import ConfigError
-from axcore.layers import Linear
+from axcore.layers import FeedForward, Linear
 from axcore.parallel import resolve_instance
-from axcore.quantization import QuantizeModifier, check_instance
+from axcore.quantization import QuantizedDot, QuantizeModifier, check_instance, find_sites
 from axcore.testing import QuantizationConformance
 from axlearn_neuron.quantization import round_stochastically
 
@@ -95,6 +96,26 @@ def test_gradients_of_a_product_are_unbiased_over_keys():
         mean_error = np.max(np.abs(np.mean(np.asarray(got, np.float64), axis=0) - want))
         assert error.min() > 1e-3 * np.max(np.abs(want))
         assert mean_error < error.mean() / 4
+
+
+# -- experts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kinds"),
+    [
+        ("neuron-fp8-e4m3", {"linear", "grouped"}),
+        ("neuron-int8", {"linear"}),
+        ("neuron-bf16-stochastic", {"linear"}),
+    ],
+)
+def test_experts_are_left_to_recipes_that_draw_no_random_numbers(recipe, kinds):
+    moe = pytest.importorskip("axlearn_moe", reason="experts come from axlearn-moe")
+    cfg = experiments.get("tiny-lm")
+    cfg.replace(FeedForward.Config, moe.MoE.Config(num_experts=2, top_k=1))
+    cfg = apply_modifier(cfg, QuantizeModifier.Config(recipe=recipe))
+    sites = find_sites(cfg.instantiate(name="trainer").model).values()
+    assert {site.kind for site in sites if isinstance(site.module, QuantizedDot)} == kinds
 
 
 # -- machines -------------------------------------------------------------------------------------

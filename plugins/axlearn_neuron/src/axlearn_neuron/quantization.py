@@ -91,13 +91,19 @@ def fp8_e3m4() -> Config:
 
 
 def int8() -> Config:
-    """Returns the recipe that multiplies int8 with gradients rounded at random."""
-    return NeuronRecipe.Config(format="int8")
+    """Returns the recipe that multiplies int8 with gradients rounded at random.
+
+    Groups of rows, of experts for example, are left: their product runs where there is no key.
+    """
+    return NeuronRecipe.Config(format="int8", grouped=False)
 
 
 def bf16_stochastic() -> Config:
-    """Returns the recipe that multiplies bfloat16 with gradients rounded at random."""
-    return NeuronRecipe.Config(format="bf16_stochastic")
+    """Returns the recipe that multiplies bfloat16 with gradients rounded at random.
+
+    Groups of rows are left, as by :func:`int8`.
+    """
+    return NeuronRecipe.Config(format="bf16_stochastic", grouped=False)
 
 
 class StochasticDot(QuantizedDot):
@@ -111,6 +117,7 @@ class StochasticDot(QuantizedDot):
         """Nothing of its own."""
 
     needs_context = True
+    in_groups = False
     #: Of operands half a step of bfloat16; of gradients a step of theirs, and one of the result's.
     rounding_errors = (2.0**-8, 2.0**-8, 2.0**-6)
 

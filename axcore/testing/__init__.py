@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._pages import run_page as run_page
     from ._plugins import PluginConformance as PluginConformance
     from ._processes import run_processes as run_processes
+    from ._programs import equations as equations
     from ._quantization import QuantizationConformance as QuantizationConformance
     from ._rules import DENSE_7B as DENSE_7B
     from ._rules import DENSE_70B as DENSE_70B
@@ -47,6 +48,7 @@ _PUBLIC = {
     "RuleChoices": "_rules",
     "apply_rule": "_rules",
     "check_cached_decode": "_decoding",
+    "equations": "_programs",
     "only_distribution": "_distributions",
     "run_page": "_pages",
     "run_processes": "_processes",
@@ -66,6 +68,7 @@ __all__ = [
     "RuleChoices",
     "apply_rule",
     "check_cached_decode",
+    "equations",
     "only_distribution",
     "run_page",
     "run_processes",

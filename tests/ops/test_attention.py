@@ -14,6 +14,7 @@ import axcore.ops._attention._xla as xla
 from axcore import ops
 from axcore.errors import OpError
 from axcore.ops import Causal, DenseKV, Full, PrefixLM, SegmentIds, SlidingWindow, TracedWindow
+from axcore.testing import equations
 
 
 def qkv(b=2, t=9, s=None, n=4, k=2, h=8, v=None, dtype=jnp.float32, seed=0):
@@ -326,22 +327,11 @@ def long_dims(fn, *args, size):
     """The most dims of at least ``size`` that one value of the program has."""
     jaxpr = jax.make_jaxpr(fn)(*args)
     found = 0
-    for eqn in all_eqns(jaxpr.jaxpr):
+    for eqn in equations(jaxpr):
         for var in eqn.outvars:
             dims = sorted(d for d in var.aval.shape if d >= size)
             found = max(found, len(dims))
     return found
-
-
-def all_eqns(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for param in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
-        ):
-            inner = getattr(param, "jaxpr", param)
-            if hasattr(inner, "eqns"):
-                yield from all_eqns(inner)
 
 
 @pytest.mark.parametrize("mask", [Causal(), Full(), Causal() & SegmentIds()])

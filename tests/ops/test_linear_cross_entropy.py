@@ -12,6 +12,7 @@ from jax.test_util import check_grads
 import axcore.ops._linear_cross_entropy._xla as xla
 from axcore import ops
 from axcore.errors import OpError
+from axcore.testing import equations
 
 D, V = 6, 11
 
@@ -211,7 +212,7 @@ def test_full_logits_never_exist(layout):
         return jnp.sum(out.loss + out.z_loss)
 
     step = jax.grad(loss, (0, 1))
-    sizes = [v.aval.size for e in all_eqns(jax.make_jaxpr(step)(*args).jaxpr) for v in e.outvars]
+    sizes = [v.aval.size for e in equations(jax.make_jaxpr(step)(*args)) for v in e.outvars]
     assert max(sizes) <= xla.CHUNK_LOGITS
     memory = jax.jit(step).lower(*args).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * tokens * v
@@ -227,21 +228,10 @@ def test_one_recompute_at_most():
             return jnp.sum(out.loss)
 
         jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(hidden, weight)
-        return sum(e.primitive.name == "dot_general" for e in all_eqns(jaxpr.jaxpr))
+        return sum(e.primitive.name == "dot_general" for e in equations(jaxpr))
 
     assert dots(None) == 3
     assert dots(16) == 4
-
-
-def all_eqns(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for param in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
-        ):
-            inner = getattr(param, "jaxpr", param)
-            if hasattr(inner, "eqns"):
-                yield from all_eqns(inner)
 
 
 @pytest.mark.parametrize(

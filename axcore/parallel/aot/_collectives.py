@@ -25,7 +25,10 @@ _KINDS = (
 )
 _EXPLICIT = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}"
+)
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _PAIR = re.compile(r"\{(\d+,\d+)\}")
 _UNKNOWN = "unknown"
@@ -115,15 +118,22 @@ def _group(instruction: Instruction, mesh: Mapping[str, int]) -> list[int] | Non
     return _ints(first) if first else list(range(num))
 
 
-def _named_group(sizes: str, axes: str) -> list[int] | None:
-    """The first group of ``mesh['a'=4,'b'=2] {'b'}``; None for parts of axes."""
+def _named_group(sizes: str, shape: str | None, order: str | None, axes: str) -> list[int] | None:
+    """The first group of ``mesh['a'=4,'b'=2] {'b'}``; None for parts of axes.
+
+    With ``device_ids=([2,4]T(1,0))`` the mesh has its devices in another order than by number.
+    """
     parsed = [part.rpartition("=") for part in sizes.split(",")]
     names = [name.strip().strip("'\"") for name, _, _ in parsed]
     wanted = [name.strip().strip("'\"") for name in axes.split(",") if name.strip()]
     if any(name not in names for name in wanted):
         return None
-    grid = np.arange(int(np.prod([int(n) for _, _, n in parsed])))
-    grid = grid.reshape([int(n) for _, _, n in parsed])
+    dims = [int(n) for _, _, n in parsed]
+    grid = np.arange(int(np.prod(dims)))
+    if shape is not None:
+        grid = grid.reshape(_ints(shape))
+        grid = grid.transpose(_ints(order)) if order else grid
+    grid = grid.reshape(dims)
     index = tuple(slice(None) if name in wanted else 0 for name in names)
     return np.ravel(grid[index]).tolist()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from axcore.parallel.cost._scopes import split_scope
@@ -17,6 +17,7 @@ __all__ = ["Instruction", "Program", "array_bytes", "module_path", "read_program
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY\s+)?%?(?P<name>[\w.\-]+)\s*(?:\([^=]*)?.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT\s+)?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
+_END = re.compile(r"^\}(?:\s*$|, execution_thread=)")
 _OPCODE = re.compile(r"\s*(?P<opcode>[\w\-]+)\(")
 _ARRAY = re.compile(r"\b(?P<dtype>[a-z][a-z0-9]*)\[(?P<dims>[\d,<=]*)\](?:\{(?P<layout>[^{}]*)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -26,6 +27,7 @@ _CALLED = re.compile(
 _CALLED_LISTS = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^{}]*)\}")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)"?')
 _BITS = re.compile(r"[a-z]+(\d+)")
 _INNER_JIT = re.compile(r"(?:jit|pjit|closed_call|custom_vjp_call|custom_jvp_call)(?:\([^()]*\))?/")
@@ -47,6 +49,8 @@ class Instruction:
         result: Its type as text: an array's, or a tuple of them.
         operands: Names of the instructions whose results it takes.
         attributes: What follows the operands.
+        literal: What stands in place of operands: the value of a constant, the number of a
+            parameter.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Instruction:
     result: str
     operands: tuple[str, ...]
     attributes: str
+    literal: str = ""
 
     @property
     def arrays(self) -> tuple[tuple[str, int], ...]:
@@ -85,7 +90,7 @@ class Instruction:
 
     @property
     def trips(self) -> int | None:
-        """How often a loop runs; None for other instructions and when it is not known."""
+        """How often a loop runs; None for other instructions and when the text does not say."""
         found = _TRIPS.search(self.attributes) if self.opcode == "while" else None
         return int(found.group(1)) if found else None
 
@@ -106,7 +111,9 @@ class Program:
     def walk(self, *, fused: bool) -> Iterator[tuple[str, int, Instruction]]:
         """Yields (computation, how often it runs, instruction), loops by their trip counts.
 
-        A loop without a known count counts once. A branch counts as if it ran every time.
+        Where the text states no count, that which the condition compares with counts: loops of JAX
+        start at zero and add one. A loop without either counts once, and a branch as if it ran
+        every time.
 
         Args:
             fused: Whether to go into fusions, whose inner results need no memory.
@@ -127,11 +134,27 @@ class Program:
                     continue  # the start has said what runs
                 if instruction.opcode == "fusion" and not fused:
                     continue
+                trips = (
+                    instruction.trips or self._bound(instruction)
+                    if instruction.opcode == "while"
+                    else 1
+                )
                 for called in instruction.called:
-                    visit(called, n * (instruction.trips or 1))
+                    visit(called, n * trips)
 
         visit(self.entry, 1)
         return times
+
+    def _bound(self, loop: Instruction) -> int:
+        """Returns the constant that a loop's counter stays below; 1 if there is none."""
+        named = _CONDITION.search(loop.attributes)
+        condition = self.computations.get(named.group(1), {}) if named else {}
+        for instruction in condition.values():
+            if instruction.opcode == "compare" and "direction=LT" in instruction.attributes:
+                bound = condition.get(instruction.operands[-1])
+                if bound is not None and bound.opcode == "constant" and bound.literal.isdigit():
+                    return int(bound.literal)
+        return 1
 
 
 def array_bytes(dtype: str, dims: str) -> int:
@@ -179,7 +202,7 @@ def read_program(text: str) -> Program:
     computations: dict[str, dict[str, Instruction]] = {}
     entry = ""
     current: dict[str, Instruction] | None = None
-    for line in text.splitlines():
+    for line in _joined(text.splitlines()):
         if line.startswith("}"):
             current = None
         elif current is None:
@@ -195,18 +218,39 @@ def read_program(text: str) -> Program:
     return Program(computations, entry)
 
 
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """Yields lines, with those that go on with an instruction put behind its own.
+
+    Kernels for TPUs state facts of theirs on several lines, which may start with a brace.
+    """
+    begun = ""
+    for line in lines:
+        if begun and not (_INSTRUCTION.match(line) or _END.match(line)):
+            begun += line
+            continue
+        if begun:
+            yield begun
+        begun = line if _INSTRUCTION.match(line) else ""
+        if not begun:
+            yield line
+    if begun:
+        yield begun
+
+
 def _instruction(name: str, rest: str) -> Instruction | None:
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
     opcode = _OPCODE.match(rest, max(end, 0))
     if opcode is None:
         return None
     close = _closing(rest, opcode.end() - 1)
+    operands = tuple(_NAME.findall(rest[opcode.end() : close]))
     return Instruction(
         name=name,
         opcode=opcode["opcode"],
         result=rest[:end],
-        operands=tuple(_NAME.findall(rest[opcode.end() : close])),
+        operands=operands,
         attributes=rest[close + 1 :],
+        literal="" if operands else rest[opcode.end() : close],
     )
 
 

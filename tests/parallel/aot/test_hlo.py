@@ -83,6 +83,47 @@ def test_collectives_are_counted_by_kind_and_mesh_axis_with_the_trips_of_loops(p
     }
 
 
+def test_a_loop_whose_count_is_not_stated_runs_up_to_what_its_condition_compares_with():
+    """As the TPU compiler writes loops."""
+    text = TEXT.replace('"known_trip_count":{"n":"3"},', "").replace(
+        "ROOT %less = pred[] constant(true)",
+        "%bound = s32[]{:T(128)} constant(7)\n"
+        "  %n = s32[]{:T(128)} get-tuple-element(%p), index=0\n"
+        "  ROOT %less = pred[]{:T(512)} compare(%n, %bound), direction=LT",
+    )
+    found = {c.kind: c.count for c in find_collectives(read_program(text), MESH)}
+    assert found["all-gather"] == 7
+    assert {c.count for c in find_collectives(read_program(text.replace("LT", "NE")), MESH)} == {1}
+
+
+def test_an_instruction_may_go_on_over_lines_that_begin_with_braces():
+    """As kernels written with Pallas stand in programs for TPUs; what follows them counts."""
+    kernel = (
+        '%kernel = f32[8,64]{1,0} custom-call(%w), custom_call_target="tpu_custom_call", '
+        'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{\\"block\\": 512}"\n}}, '
+        'metadata={op_name="jit(step)/jvp(decoder)/attention/pallas_call"}\n  '
+    )
+    found = read_program(TEXT.replace("%reduced = ", kernel + "%reduced = "))
+    assert found.computations["body"].keys() >= {"kernel", "reduced", "out"}
+    assert found.computations["body"]["kernel"].op_name.endswith("attention/pallas_call")
+    assert find_collectives(found, MESH) == find_collectives(read_program(TEXT), MESH)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        # The program's devices 0, 1, 2, ... are (a, b) = (0, 0), (1, 0), (2, 0), (3, 0), (0, 1).
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", "fsdp"),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}", "model"),
+        ("mesh['a'=8], device_ids=([8]) {'a'}", "fsdp+model"),
+    ],
+)
+def test_a_mesh_may_have_its_devices_in_another_order(groups, expected):
+    text = TEXT.replace("mesh['a'=4,'b'=2] {'a'}", groups)
+    kinds = {c.kind: c.mesh_axes for c in find_collectives(read_program(text), MESH)}
+    assert kinds["reduce-scatter"] == expected
+
+
 def test_groups_that_are_no_product_of_mesh_axes_are_called_unknown():
     text = TEXT.replace("replica_groups={}", "replica_groups={{0,9},{1,8}}")
     kinds = {(c.kind, c.mesh_axes) for c in find_collectives(read_program(text), MESH)}

@@ -8,7 +8,7 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from axcore.parallel import resolve_instance
+from axcore.parallel import MeshShape, build_mesh, resolve_instance
 from axcore.plugins import host
 
 pytestmark = [
@@ -68,3 +68,14 @@ def test_its_compiler_accepts_the_options(name):
     lowered.compile(compiler_options=options)
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         lowered.compile(compiler_options={**options, "xla_tpu_no_such_option": True})
+
+
+def test_mesh_axes_share_a_dim_of_a_slice_where_no_whole_dims_give_their_sizes():
+    """2 x 32 of 4 x 4 x 4: pairs are halves of one dim, whose other coordinates are the same."""
+    instance = resolve_instance("tpu-v5p-128")
+    assert instance.topology == "4x4x4"
+    mesh = build_mesh(MeshShape(expert=2, fsdp=-1), topology(instance))
+    pairs = mesh.devices.reshape(2, 32).T
+    assert {d.id for d in pairs.flat} == set(range(64))
+    apart = {tuple(np.abs(np.subtract(a.coords, b.coords)).tolist()) for a, b in pairs}
+    assert len(apart) == 1 and np.count_nonzero(apart.pop()) == 1

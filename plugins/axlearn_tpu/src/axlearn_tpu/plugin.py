@@ -132,6 +132,15 @@ _OPTIONS: tuple[tuple[str, str, str, bool | int, str], ...] = (
         _HIDE + "on the core that computes",
     ),
     (
+        "scatter-halo",
+        "tpu-*",
+        "xla_tpu_ars_halo_exchange_count",
+        8,
+        "a scattered gradient whose parts no tile divides (7168 over 512) is put in place by up to "
+        "so many permutes, 64 unless told otherwise; each takes a barrier, of which there are few, "
+        "and ragged exchanges need one",
+    ),
+    (
         "multislice-all-reduce",
         "tpu-*-*-*",
         "xla_tpu_enable_data_parallel_all_reduce_opt",

@@ -72,7 +72,8 @@ class GpuCompiler:
         import jax
 
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        if not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
+        settings: Any = jax.config  # its attributes are made at run time
+        if not settings.jax_platforms:
             jax.config.update("jax_platforms", "cpu")
 
     def devices(self, instance: Instance) -> Sequence[Any]:

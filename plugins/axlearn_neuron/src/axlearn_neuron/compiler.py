@@ -50,7 +50,8 @@ class NeuronCompiler:
         """Keeps JAX from looking for devices: tracing happens on the CPU."""
         import jax
 
-        if not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
+        settings: Any = jax.config  # its attributes are made at run time
+        if not settings.jax_platforms:
             jax.config.update("jax_platforms", "cpu")
 
     def devices(self, instance: Instance) -> Sequence[Any]:

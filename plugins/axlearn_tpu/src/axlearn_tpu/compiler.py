@@ -77,7 +77,8 @@ class TpuCompiler:
 
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        if not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
+        settings: Any = jax.config  # its attributes are made at run time
+        if not settings.jax_platforms:
             jax.config.update("jax_platforms", "cpu")
 
     def devices(self, instance: Instance) -> Sequence[Any]:

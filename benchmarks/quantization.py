@@ -2,6 +2,7 @@
 
     python benchmarks/quantization.py --model tiny-lm --steps 400 --seeds 3
     python benchmarks/quantization.py --model 5m --steps 200 --seeds 1
+    python benchmarks/quantization.py --model mixture --steps 100 --recipes none int8 fp8 int4-qat
     python benchmarks/quantization.py --predict fuji-7B-v2    # trains nothing; needs no accelerator
 
 Every run has the same data order and initial weights for a seed; only the products differ. What is
@@ -33,6 +34,9 @@ from axcore.train.run import train
 RECIPES = ("none", "fp8", "fp8-delayed", "mxfp8", "int8", "int4-qat")
 BASE = "none"
 
+#: Modifiers that make a model of ``tiny-lm``; 5m is a larger one.
+MODELS = {"tiny-lm": [], "5m": [], "mixture": ["axlearn-moe:moe:num_experts=8,top_k=2"]}
+
 #: Machines of ``--predict`` and the recipe that each multiplies fastest.
 MACHINES = (
     ("gpu-h100-256", "fp8"),
@@ -53,7 +57,8 @@ def heldout_loss(model: str, recipe: str, seed: int, steps: int) -> float:
         cfg.model.decoder.set(num_layers=6)
         cfg.set_path("learner.optimizer.learning_rate.peak", 1e-3)
     cfg.model.set(compute_dtype="bfloat16")
-    assembled = assemble(cfg, modifiers=[f"quantize:recipe={recipe}"], instance="cpu")
+    modifiers = [*MODELS[model], f"quantize:recipe={recipe}"]
+    assembled = assemble(cfg, modifiers=modifiers, instance="cpu")
     with tempfile.TemporaryDirectory() as out:
         report = train(assembled.cfg, out=Path(out) / "run", instance=assembled.instance).report
     return float(report["eval"]["loss"])
@@ -116,7 +121,7 @@ def prediction_table(model: str, machines: Iterable[tuple[str, str]] = MACHINES)
 def main() -> None:
     """Runs all recipes and prints the table; finished runs are kept in ``--record``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=("tiny-lm", "5m"), default="tiny-lm")
+    parser.add_argument("--model", choices=tuple(MODELS), default="tiny-lm")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES))

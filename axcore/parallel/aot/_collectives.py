@@ -45,13 +45,17 @@ class Collective:
         mesh_axes: Mesh axes whose devices take part, joined by ``+``; ``unknown`` where the groups
             are no product of axes.
         count: How many run in a step.
-        bytes: Bytes of a step on one device: of what goes in or comes out, whichever is more.
+        bytes: Bytes of a step on one device: of what goes in or comes out, whichever is more; of
+            a ragged exchange whichever is less, for one of both is room for the worst case.
+        received_bytes: Of these, what a device gets from others, as the cost model counts
+            (:attr:`axcore.parallel.cost.StepPrediction.collective_bytes`): a reduction twice.
     """
 
     kind: str
     mesh_axes: str
     count: int
     bytes: int
+    received_bytes: int
 
     def to_json(self) -> dict[str, Any]:
         """Returns a plain dictionary."""
@@ -77,10 +81,12 @@ def find_collectives(program: Program, mesh: Mapping[str, int]) -> tuple[Collect
         else:
             group = _group(instruction, mesh)
             axes = _axes(group, mesh)
-        size = _payload(program, computation, instruction, kind, 1 if group is None else len(group))
-        total = sums.setdefault((kind, axes), [0, 0])
+        num = 1 if group is None else len(group)
+        size = _payload(program, computation, instruction, kind, num)
+        total = sums.setdefault((kind, axes), [0, 0, 0])
         total[0] += times
         total[1] += times * size
+        total[2] += times * (size if pairs is not None else _received(kind, size, num))
     found = [Collective(*key, *total) for key, total in sums.items()]
     return tuple(sorted(found, key=lambda c: (-c.bytes, c.kind, c.mesh_axes)))
 
@@ -93,9 +99,14 @@ def _payload(
     operands = [inside[name].result_bytes for name in instruction.operands if name in inside]
     if not operands:
         return instruction.result_bytes
-    if kind == "ragged-all-to-all":
-        return operands[0]  # the others are where its parts go
+    if kind == "ragged-all-to-all":  # the other operands are where its parts go
+        return min(operands[0], instruction.result_bytes)
     return sum(operands) * (group_size if kind == "all-gather" else 1)
+
+
+def _received(kind: str, size: int, num: int) -> int:
+    """Bytes that one of ``num`` devices gets from the others."""
+    return (2 if kind == "all-reduce" else 1) * size * (num - 1) // num
 
 
 def _group(instruction: Instruction, mesh: Mapping[str, int]) -> list[int] | None:

@@ -83,6 +83,31 @@ def test_collectives_are_counted_by_kind_and_mesh_axis_with_the_trips_of_loops(p
     }
 
 
+def test_what_a_device_gets_from_others_is_its_group_less_itself_and_a_sum_twice(program):
+    found = {(c.kind, c.mesh_axes): c.received_bytes for c in find_collectives(program, MESH)}
+    assert found == {
+        ("all-gather", "fsdp"): 3 * 64 * 64 * 2 * 3 // 4,
+        ("all-reduce", "model"): 3 * 8 * 64 * 4 * 2 // 2,
+        ("reduce-scatter", "fsdp"): 64 * 64 * 4 * 3 // 4,
+        ("collective-permute", "fsdp"): 16 * 64 * 4,
+        ("all-reduce", "fsdp+model"): 4 * 2 * 7 // 8,
+    }
+
+
+def test_a_ragged_exchange_counts_what_there_is_not_the_room_for_it():
+    """Rows go into room for the worst case, and come out of it again."""
+    axes = "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
+    text = TEXT.replace(
+        "%norm = ",
+        "%there = f32[512,64]{1,0} ragged-all-to-all(%grad, %host, %i, %i, %i, %i), "
+        f"channel_id=8, {axes}\n"
+        "  %back = f32[64,64]{1,0} ragged-all-to-all(%there, %grad, %i, %i, %i, %i), "
+        f"channel_id=9, {axes}\n  %norm = ",
+    )
+    found = {c.kind: c for c in find_collectives(read_program(text), MESH)}["ragged-all-to-all"]
+    assert found == Collective("ragged-all-to-all", "model", 2, 2 * 64 * 64 * 4, 64 * 64 * 4)
+
+
 def test_a_loop_whose_count_is_not_stated_runs_up_to_what_its_condition_compares_with():
     """As the TPU compiler writes loops."""
     text = TEXT.replace('"known_trip_count":{"n":"3"},', "").replace(
@@ -199,6 +224,6 @@ def test_a_compiled_product_moves_what_its_shardings_say():
     found = find_collectives(read_program(step.call.as_text()), dict(mesh.shape))
     assert found == (
         # 64 / 2 rows of the weight, whole over fsdp; 16 / 4 rows of partial results.
-        Collective("all-gather", "fsdp", 1, 64 // 2 * 32 * 4),
-        Collective("all-reduce", "model", 1, 16 // 4 * 32 * 4),
+        Collective("all-gather", "fsdp", 1, 64 // 2 * 32 * 4, 64 // 2 * 32 * 4 * 3 // 4),
+        Collective("all-reduce", "model", 1, 16 // 4 * 32 * 4, 16 // 4 * 32 * 4),
     )

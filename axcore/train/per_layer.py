@@ -251,8 +251,7 @@ def _make_plan(
             grads, state, params, weight_decay_mask=jax.tree.map(lambda _: True, params)
         )
 
-    try:  # Third-party code on a tree that is partly masked or lacks extra arguments: any error
-        # means only that it has to see the whole tree, as the unrolled path shows it.
+    try:
         full, treedef = state_of(range(len(paths)))
         shared, _ = state_of(())
         groups: list[_Group] = []
@@ -267,6 +266,8 @@ def _make_plan(
         state_shapes = jax.tree.unflatten(treedef, list(full.values()))
         separable = is_separable(update, everything, state_shapes, [p in shared for p in full])
     except Exception:
+        # Third-party code on a tree that is partly masked or lacks extra arguments: any error means
+        # only that it has to see the whole tree, as the unrolled path shows it.
         return None
     owned_paths = [
         p for g in groups for p, mine in zip(g.state_paths, g.owned, strict=True) if mine

@@ -24,7 +24,7 @@ import jax
 from axcore.context import current_context
 from axcore.errors import OpError, PluginError, did_you_mean
 from axcore.ops._records import KernelChoice, Refusal
-from axcore.ops._references import REFERENCE, REFERENCES, reference
+from axcore.ops._reference_table import REFERENCE, REFERENCES, reference
 from axcore.ops._shards import (
     Operand,
     auto_axes,

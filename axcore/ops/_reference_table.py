@@ -1,4 +1,4 @@
-"""The pure-XLA implementation of every op."""
+"""Where the pure-XLA implementation of every op is."""
 
 from __future__ import annotations
 

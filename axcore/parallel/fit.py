@@ -96,15 +96,10 @@ def fully_sharded(
     per_slice = instance.num_devices // instance.num_slices
     model = _model_parts(traits, instance, per_slice, model, max_model or model)
     shape = MeshShape(fsdp=-1, model=model, across_slices={"data": -1})
-    modifiers: list[Config] = [MeshShapeModifier.Config(mesh_shape=shape)]
     rows = _rows_per_shard(traits, instance.num_devices // model)
     free = instance.hbm_bytes - _STATE_FACTOR * traits.parameter_bytes / per_slice
     choice, steps = _choose(traits, choices, rows, max(free, 0) * _ACTIVATION_SHARE, model)
-    if traits.rematerializes:
-        modifiers.append(RematModifier.Config(remat=choice.remat))
-    if steps > 1:
-        modifiers.append(SetModifier.Config(values={"accumulation_steps": steps}))
-    return tuple(modifiers)
+    return _modifiers(traits, shape, choice, steps)
 
 
 def experts_sharded(
@@ -156,6 +151,13 @@ def experts_sharded(
         ):
             break
     shape = MeshShape(expert=expert, fsdp=-1, model=model, across_slices={"data": -1})
+    return _modifiers(traits, shape, choice, steps)
+
+
+def _modifiers(
+    traits: Traits, shape: MeshShape, choice: RematChoice, steps: int
+) -> tuple[Config, ...]:
+    """Returns what a rule yields: the mesh, what is kept, and the microbatches."""
     modifiers: list[Config] = [MeshShapeModifier.Config(mesh_shape=shape)]
     if traits.rematerializes:
         modifiers.append(RematModifier.Config(remat=choice.remat))

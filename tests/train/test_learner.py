@@ -173,9 +173,11 @@ def test_low_precision_norm_is_summed_in_float32():
 # -- weight decay -----------------------------------------------------------------------------
 
 
-def decayed(specs=SCANNED, **fields):
-    """The parameters' names that a pure decay changes, per layer."""
-    learner = make_learner(config_for(optimizers.sgd, 1.0, weight_decay=0.5), **fields)
+def decayed(specs=SCANNED, optimizer=None, **fields):
+    """The parameters' names that a pure decay, to the half, changes, per layer."""
+    if optimizer is None:
+        optimizer = config_for(optimizers.sgd, 1.0, weight_decay=0.5)
+    learner = make_learner(optimizer, **fields)
     before = make_params(specs)
     after, _, _ = run(
         learner, specs, steps=1, grads=lambda t: jax.tree.map(jnp.zeros_like, t), params=before
@@ -231,10 +233,11 @@ def test_a_chain_with_decayed_weights_reads_the_patterns():
     optimizer = config_for(
         optax.chain,
         config_for(optax.scale_by_adam),
-        config_for(optimizers.decayed_weights, 0.1),
-        config_for(optax.scale_by_learning_rate, 0.1),
+        config_for(optimizers.decayed_weights, 0.5),
+        config_for(optax.scale_by_learning_rate, 1.0),
     )
-    run(make_learner(optimizer, weight_decay_exclude=("layer/2/**",)), steps=1)
+    found = decayed(optimizer=optimizer, weight_decay_exclude=("layer/2/**",))
+    assert found == ALL_WEIGHTS - {"layer/2/up/weight"}
 
 
 # -- patterns that are wrong ------------------------------------------------------------------

@@ -16,7 +16,7 @@ from axcore.module import Module, ParameterSpec, flatten_specs
 from axcore.parallel.axes import axis_line
 from axcore.plugins import host
 
-__all__ = ["Traits", "compute_traits"]
+__all__ = ["Traits", "compute_traits", "expert_dim"]
 
 _QUANTITY = re.compile(
     r"(?P<name>num_parameters|parameter_bytes|layer_bytes|seq_len):"
@@ -165,7 +165,7 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
         size = math.prod(spec.shape)
         size_bytes = size * jnp.dtype(spec.dtype).itemsize
         number, num_bytes = number + math.prod(spec.valid_shape), num_bytes + size_bytes
-        if (one_per_expert := _expert_dim(spec)) is not None:
+        if (one_per_expert := expert_dim(spec)) is not None:
             experts = math.gcd(experts, spec.shape[one_per_expert])
             expert_bytes += size_bytes
         for dim, axis in zip(spec.shape, spec.axes, strict=True):
@@ -195,10 +195,11 @@ def _of_parameters(specs: dict[str, ParameterSpec]) -> Traits:
     )
 
 
-def _expert_dim(spec: ParameterSpec) -> int | None:
+def expert_dim(spec: ParameterSpec) -> int | None:
     """Returns the dim of experts of a parameter with a matrix for each; None for another.
 
-    A router has a column for each expert, and is met by all tokens: it is none.
+    A router has a column for each expert too, but every token meets all of them: experts come
+    before the dims of a matrix.
     """
     for dim in range(spec.num_stacked, len(spec.shape) - 1):
         axis = spec.axes[dim]

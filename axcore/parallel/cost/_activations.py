@@ -21,8 +21,9 @@ from axcore.layers.roles import BaseNorm, BaseTransformerLayer
 from axcore.layers.stack import BaseStack
 from axcore.module import Module, ParameterSpec, flatten_specs
 from axcore.parallel.axes import axis_line
-from axcore.parallel.cost._model import attention_dims, expert_dim, experts_per_token
+from axcore.parallel.cost._model import attention_dims, experts_per_token
 from axcore.parallel.cost._recompute import site_of
+from axcore.parallel.traits import expert_dim
 from axcore.remat import Remat
 
 __all__ = ["Kept", "StackValues", "Value", "kept", "stack_values"]

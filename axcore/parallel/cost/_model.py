@@ -31,12 +31,12 @@ from axcore.layers.stack import BaseStack
 from axcore.module import Module, ParameterSpec, flatten_specs
 from axcore.ops import BaseDotGeneral
 from axcore.ops.masks import Full
-from axcore.parallel.axes import axis_line
 from axcore.parallel.cost._model_flops import FlopTerm, ModelFlops
 from axcore.parallel.cost._pairs import Pairs, count_pairs
 from axcore.parallel.cost._recompute import attention_recompute, projection_recompute
+from axcore.parallel.traits import expert_dim
 
-__all__ = ["attention_dims", "built", "expert_dim", "experts_per_token", "model_flops"]
+__all__ = ["attention_dims", "built", "experts_per_token", "model_flops"]
 
 # Logits above this are computed in chunks that the backward pass recomputes.
 _HEAD_CHUNK = 2**24
@@ -268,14 +268,14 @@ class _Walk:
 
     def _active_share(self, path: str, spec: ParameterSpec) -> float:
         """Share of a parameter that one token meets."""
-        num_experts = expert_dim(spec)
-        if num_experts is None:
+        dim = expert_dim(spec)
+        if dim is None:
             return 1.0
         chosen = experts_per_token([module for _, module in self._line(path)])
         if chosen is None:
             self.notes[f"{path}: no layer states experts_per_token, so all experts count"] = None
             return 1.0
-        return chosen / num_experts
+        return chosen / spec.shape[dim]
 
     def _trainable_share(self, path: str) -> float:
         if self.trainable is None:
@@ -339,21 +339,6 @@ def attention_dims(module: Module) -> tuple[int, int, int] | None:
         return None
     head_dim = module.cfg.head_dim or module.cfg.input_dim // module.cfg.num_heads
     return module.cfg.num_heads, head_dim, head_dim
-
-
-def expert_dim(spec: ParameterSpec) -> int | None:
-    """Returns how many experts a parameter holds, or None if it is not one matrix per expert.
-
-    A router has a column for each expert too, but every token meets all of them: experts come
-    before the dims of a matrix.
-    """
-    for dim in range(spec.num_stacked, len(spec.shape) - 1):
-        axis = spec.axes[dim]
-        if axis is None or dim in spec.fan_in_dims or dim in spec.fan_out_dims:
-            continue
-        if "experts" in {link.name for link in axis_line(axis)}:
-            return spec.shape[dim]
-    return None
 
 
 def experts_per_token(modules: Iterable[Module]) -> float | None:

@@ -20,11 +20,12 @@ from axcore.layers.roles import BaseEmbedding, BaseHead
 from axcore.layers.stack import BaseStack
 from axcore.module import Module, ParameterSpec, flatten_specs
 from axcore.parallel.axes import LOGICAL_AXES, axis_line
-from axcore.parallel.cost._model import attention_dims, expert_dim, experts_per_token
+from axcore.parallel.cost._model import attention_dims, experts_per_token
 from axcore.parallel.cost._network import CollectiveKind
 from axcore.parallel.cost._recompute import projection_recompute
 from axcore.parallel.rules import RuleTable, ShardingRules
 from axcore.parallel.sharding import partition_spec
+from axcore.parallel.traits import expert_dim
 from axcore.pipelining import PipelineSchedule
 from axcore.remat import Remat
 

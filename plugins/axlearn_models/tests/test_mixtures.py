@@ -15,7 +15,10 @@ import pytest
 from axcore import experiments
 from axcore.checkpoint import stack_form
 from axcore.checkpoint.convert import load_family
+from axcore.config import apply_modifier
+from axcore.errors import CheckpointError
 from axcore.inference import Generator, load_model
+from axlearn_moe import MoEModifier
 
 IDS = np.random.default_rng(1).integers(3, 96, (2, 24))
 SIZES = dict(
@@ -242,6 +245,18 @@ def test_biases_of_the_choice_are_states_that_convert(of_config, write_model, cl
         for i in ("1", "2")
     ]
     np.testing.assert_array_equal(loaded[path], np.stack(expected))
+
+
+def test_a_dense_model_with_experts_put_in_is_exported_as_a_mixture():
+    """Its router leaves it to ``top_k`` whether a token's weights sum to 1; Mixtral's always do."""
+    cfg = apply_modifier(experiments.get("fuji-test-v2"), MoEModifier.Config(num_experts=4))
+    family = load_family("hf:MixtralForCausalLM")
+    settings = family.foreign_config(cfg)
+    assert (settings["num_local_experts"], settings["num_experts_per_tok"]) == (4, 2)
+    # One expert's weight is its probability, which these settings cannot say.
+    cfg.model.decoder.layer.feed_forward.top_k = 1
+    with pytest.raises(CheckpointError, match="normalize = False, which MixtralForCausalLM"):
+        family.foreign_config(cfg)
 
 
 def test_without_the_package_of_mixtures_the_others_work_and_these_say_what_to_install():

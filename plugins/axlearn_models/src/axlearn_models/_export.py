@@ -123,6 +123,10 @@ def _computed(cfg: Trainer.Config) -> dict[str, str]:
                 head_dim=attention.head_dim or model.model_dim // attention.num_heads,
                 num_kv_heads=attention.num_kv_heads or attention.num_heads,
             )
+        mixture = layer.feed_forward  # if it is one: their package may not be installed
+        router = mixture.router if "router" in mixture.fields() else mixture
+        if "normalize" in router.fields() and router.normalize is None:
+            router.normalize = mixture.top_k > 1
         lines |= {
             f"decoder.layer.{index}.{path}": value
             for path, value in layer.lines().items()

@@ -100,7 +100,7 @@ def mesh_of(sizes):
 
 
 def moved_by_the_loss(chunk_tokens, sizes, dtype="bfloat16"):
-    """Kind -> (how many, bytes) of what a chunked loss and its gradients move between devices."""
+    """(Kind, axes) -> (how many, bytes) of what a chunked loss and its gradients move."""
 
     class Chunked(Module):
         def forward(self, hidden, weight, targets):
@@ -125,16 +125,24 @@ def moved_by_the_loss(chunk_tokens, sizes, dtype="bfloat16"):
         array((8, 256), ("batch", "seq"), "int32"),
     ).compile()
     found = find_collectives(read_program(compiled.as_text()), target.mesh.shape)
-    return {c.kind: (c.count, c.bytes) for c in found if c.bytes > 1024}
+    # What products over parts of the vocabulary sum goes with their tokens.
+    return {
+        (c.kind, c.mesh_axes): (c.count, c.bytes)
+        for c in found
+        if c.bytes > 1024 and (c.kind, c.mesh_axes) != ("all-reduce", "model")
+    }
 
 
-@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 4}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "model": 2}], ids=str
+)
 def test_a_chunked_loss_gathers_and_reduces_its_weight_once_for_all_chunks(sizes):
     few, many = (moved_by_the_loss(n, sizes) for n in (128, 8))
-    weight_bytes = 4 * 512 * 64  # XLA's CPU compiler gathers bfloat16 as float32
-    expected = {"all-gather": (1, weight_bytes), "reduce-scatter": (1, weight_bytes)}
+    # XLA's CPU compiler gathers bfloat16 as float32.
+    part = 4 * 512 * 64 // sizes.get("model", 1)
+    expected = {("all-gather", "fsdp"): (1, part), ("reduce-scatter", "fsdp"): (1, part)}
     if "data" in sizes:  # replicas of the weight: the part that was scattered to a device
-        expected["all-reduce"] = (1, weight_bytes // sizes["fsdp"])
+        expected["all-reduce", "data"] = (1, part // sizes["fsdp"])
     assert few == many == expected
 
 

@@ -4,6 +4,11 @@ Left to a compiler, a loop over chunks gathers a sharded weight in every iterati
 iteration's gradient over the devices: communication grows with the number of chunks. Here the mesh
 axes that split tokens are handled by hand (``shard_map``): the weight is gathered once for each
 pass, its gradient adds up on the device, and one sum goes over the devices.
+
+Between the two, each device's weight is a row of an array with one row for each device, (n, V, D).
+So the loss can leave other mesh axes, such as those of the vocabulary, to the compiler, while what
+communicates handles them all: a compiler makes dims of its own whole where only some axes are
+handled by hand.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from jax.sharding import PartitionSpec
 
 from axcore.ops._linear_cross_entropy._contract import LinearCrossEntropy
 from axcore.ops._select import ambient_target, sharded_axes
+from axcore.ops._shards import auto_axes
 
 __all__ = ["TokenShards", "token_shards"]
 
@@ -28,17 +34,26 @@ _Losses = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], LinearCrossEntr
 
 
 class TokenShards(NamedTuple):
-    """How a call's arrays lie on the mesh axes that split its tokens.
+    """How a call's arrays lie on the mesh.
 
     Attributes:
         mesh: The mesh; None inside a ``shard_map`` that handles other axes.
+        axes: All mesh axes that are not handled yet.
         tokens: Mesh axes of each dim of the targets.
-        weight: Of these, those that split each dim of the weight.
+        gathered: Of these, those that split each dim of the weight.
+        kept: Other mesh axes that split each dim of the weight.
     """
 
     mesh: Any
+    axes: frozenset[str]
     tokens: tuple[_Axes, ...]
-    weight: tuple[_Axes, _Axes]
+    gathered: tuple[_Axes, _Axes]
+    kept: tuple[_Axes, _Axes]
+
+    @property
+    def by_hand(self) -> _Axes:
+        """The mesh axes that split tokens."""
+        return tuple(axis for axes in self.tokens for axis in axes)
 
     def run(
         self,
@@ -57,22 +72,49 @@ class TokenShards(NamedTuple):
             targets: (...).
             seen: (...) bool.
         """
+        lead: Any = _spec(self.tokens)
 
-        # Recomputed: the whole weight is not kept from one pass to the other.
-        @partial(jax.checkpoint, prevent_cse=False)
-        def local(hidden: jax.Array, weight_f32: jax.Array, *rest: jax.Array) -> LinearCrossEntropy:
-            return losses(hidden, _gathered(self.weight, hidden.dtype, weight_f32), *rest)
+        def local(
+            hidden: jax.Array, copies: jax.Array, targets: jax.Array, seen: jax.Array
+        ) -> LinearCrossEntropy:
+            return losses(hidden, copies[0], targets, seen)
 
-        lead: Any = PartitionSpec(*(axes or None for axes in self.tokens))
         mapped: Any = jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(lead, PartitionSpec(*(axes or None for axes in self.weight)), lead, lead),
+            in_specs=(lead, PartitionSpec(self.by_hand), lead, lead),
             out_specs=LinearCrossEntropy(lead, lead, lead),
-            axis_names={axis for axes in self.tokens for axis in axes},
+            axis_names=set(self.by_hand),
             check_vma=False,
         )
-        return mapped(hidden, weight_f32, targets, seen)
+
+        # Recomputed: the whole weight is not kept from one pass to the other.
+        @partial(jax.checkpoint, prevent_cse=False)
+        def gathered_and_run(hidden: jax.Array, weight: jax.Array, *rest: jax.Array) -> Any:
+            return mapped(hidden, _copies(self, hidden.dtype, weight), *rest)
+
+        return gathered_and_run(hidden, weight_f32, targets, seen)
+
+    def everywhere(self, fn: Callable[[jax.Array], jax.Array], inside: Any, outside: Any) -> Any:
+        """Returns ``fn`` of one device's part, from one spec to another."""
+        return jax.shard_map(
+            fn,
+            mesh=self.mesh,
+            in_specs=(inside,),
+            out_specs=outside,
+            axis_names=set(self.axes),
+            check_vma=False,
+        )
+
+    @property
+    def stored(self) -> PartitionSpec:
+        """How the weight lies."""
+        return _spec(tuple((*k, *g) for k, g in zip(self.kept, self.gathered, strict=True)))
+
+    @property
+    def copied(self) -> PartitionSpec:
+        """How the devices' weights lie, (n, ...)."""
+        return _spec((self.by_hand, *self.kept))
 
 
 def token_shards(
@@ -90,10 +132,10 @@ def token_shards(
     target = ambient_target()
     if target is None or target.mesh is None:
         return None
-    sizes = target.mesh.shape
+    sizes, free = target.mesh.shape, auto_axes(target)
     of_vocab = sharded_axes(target, "vocab")
 
-    def dividing(size: int, axes: tuple[str, ...]) -> tuple[str, ...]:
+    def dividing(size: int, axes: _Axes) -> _Axes:
         return axes if size % math.prod(sizes[a] for a in axes) == 0 else ()
 
     split = tuple(
@@ -104,38 +146,54 @@ def token_shards(
     if not by_hand:
         return None
     names = ("vocab", "embed") if layout == "vd" else ("embed", "vocab")
-    first, second = (
-        dividing(size, tuple(a for a in target.mesh_axes(name, table="param") if a in by_hand))
+    stored = [
+        dividing(size, tuple(a for a in target.mesh_axes(name, table="param") if a in free))
         for size, name in zip(weight, names, strict=True)
-    )
+    ]
+    gathered, kept = (
+        (tuple(a for a in stored[0] if (a in by_hand) is whole),
+         tuple(a for a in stored[1] if (a in by_hand) is whole))
+        for whole in (True, False)
+    )  # fmt: skip
     inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
-    return TokenShards(None if inside else target.mesh, split, (first, second))
+    mesh = None if inside else target.mesh
+    return TokenShards(mesh, frozenset(free), split, gathered, kept)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gathered(places: tuple[_Axes, _Axes], dtype: Any, weight_f32: jax.Array) -> jax.Array:
-    """The whole weight, rounded to ``dtype``; its gradient stays float32 and is scattered."""
-    weight = weight_f32.astype(dtype)
-    for dim, axes in enumerate(places):
-        if axes:
-            weight = lax.all_gather(weight, axes, axis=dim, tiled=True)
-    return weight.astype(jnp.float32)
+def _copies(shards: TokenShards, dtype: Any, weight_f32: jax.Array) -> jax.Array:
+    """Each device's weight, (n, ...), rounded to ``dtype``; the gradient stays float32."""
+
+    def gather(weight: jax.Array) -> jax.Array:
+        weight = weight.astype(dtype)
+        for dim, axes in enumerate(shards.gathered):
+            if axes:
+                weight = lax.all_gather(weight, axes, axis=dim, tiled=True)
+        return weight.astype(jnp.float32)[None]
+
+    return shards.everywhere(gather, shards.stored, shards.copied)(weight_f32)
 
 
-def _gathered_fwd(
-    places: tuple[_Axes, _Axes], dtype: Any, weight_f32: jax.Array
-) -> tuple[jax.Array, None]:
-    return _gathered(places, dtype, weight_f32), None
+def _copies_fwd(shards: TokenShards, dtype: Any, weight_f32: jax.Array) -> tuple[jax.Array, None]:
+    return _copies(shards, dtype, weight_f32), None
 
 
-def _gathered_bwd(
-    places: tuple[_Axes, _Axes], dtype: Any, saved: None, grad: jax.Array
-) -> tuple[jax.Array]:
+def _copies_bwd(shards: TokenShards, dtype: Any, saved: None, grad: jax.Array) -> tuple[jax.Array]:
     del dtype, saved
-    for dim, axes in enumerate(places):
-        if axes:
-            grad = lax.psum_scatter(grad, axes, scatter_dimension=dim, tiled=True)
-    return (grad,)
+    rest = tuple(a for a in shards.by_hand if not any(a in axes for axes in shards.gathered))
+
+    def scatter(grad: jax.Array) -> jax.Array:
+        grad = grad[0]
+        for dim, axes in enumerate(shards.gathered):
+            if axes:
+                grad = lax.psum_scatter(grad, axes, scatter_dimension=dim, tiled=True)
+        return lax.psum(grad, rest) if rest else grad
+
+    return (shards.everywhere(scatter, shards.copied, shards.stored)(grad),)
 
 
-_gathered.defvjp(_gathered_fwd, _gathered_bwd)
+_copies.defvjp(_copies_fwd, _copies_bwd)
+
+
+def _spec(dims: tuple[_Axes, ...]) -> PartitionSpec:
+    return PartitionSpec(*(axes or None for axes in dims))

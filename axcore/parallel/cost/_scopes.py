@@ -12,7 +12,11 @@ __all__ = ["scope_text", "split_scope"]
 
 # jvp(decoder), transpose(jvp(decoder)), vmap(), jit(f): what is inside is the scope.
 _TRANSFORM = re.compile(r"[A-Za-z_]\w*\(([^()]*)\)")
-_MARKS = frozenset({"rematted_computation", "checkpoint", "remat", "while", "body", "cond", ""})
+# The backward pass of what was recomputed names its scope twice.
+_TWICE = re.compile(r"transpose\(jvp\(([^()]*)\)\)/jvp\(\1\)")
+_MARKS = frozenset(
+    {"rematted_computation", "checkpoint", "remat", "shard_map", "while", "body", "cond", ""}
+)
 
 
 def scope_text(equation: Any) -> str:
@@ -39,7 +43,7 @@ def split_scope(text: str) -> tuple[str, Phase]:
         phase = "backward"
     elif "jvp(" in text:
         phase = "forward"
-    bare, found = text, 1
+    bare, found = _TWICE.sub(r"\1", text), 1
     while found:
         bare, found = _TRANSFORM.subn(r"\1", bare)
     return "/".join(part for part in bare.split("/") if part not in _MARKS), phase

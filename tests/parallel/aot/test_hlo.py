@@ -200,6 +200,10 @@ def test_bytes_of_arrays(dtype, dims, expected):
             ("decoder/layer/up", "backward"),
         ),
         ("jit(step)/jvp(head)/jit(_softmax)/exp", ("head", "forward")),
+        (
+            "jit(step)/transpose(jvp(head))/jvp(head)/checkpoint/shard_map/while/body/dot_general",
+            ("head", "backward"),
+        ),
         ("jit(step)/(reduce_sum:transpose(jvp(head))/dot_general)", ("head", "backward")),
         ("jit(step)/jvp()/0:2:1/(up/dot:up/mul:down/add)", ("0:2:1/up", "forward")),
         ("batch['input_ids']", ("batch/input_ids", "other")),

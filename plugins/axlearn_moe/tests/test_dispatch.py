@@ -25,6 +25,7 @@ from axcore.errors import ModuleError
 from axcore.layers import Linear
 from axcore.ops import DotGeneral
 from axcore.quantization import Int8Dot
+from axcore.testing import equations
 from axlearn_moe import ClampedGLU, EinsumDispatch, ExpertChoiceRouter, Experts, GroupedDispatch
 from axlearn_moe._exchange import Exchange, exchanged
 from axlearn_moe._routing import Routing, drop_over_capacity, expert_capacity
@@ -170,24 +171,12 @@ def test_no_array_has_experts_beside_tokens_and_their_places():
             return jnp.sum(y**2)
 
         program = jax.make_jaxpr(jax.grad(loss))(random_params(module))
-        return max(size for size in sizes(program.jaxpr))
+        shapes = (getattr(v.aval, "shape", ()) for e in equations(program) for v in e.outvars)
+        return max(map(math.prod, shapes))
 
     # Comparisons of ids with experts: (tokens, choices, experts), which the compiler fuses.
     assert largest(GroupedDispatch.Config()) == tokens * 2 * experts
     assert largest(EinsumDispatch.Config()) >= tokens * experts * tokens
-
-
-def sizes(jaxpr):
-    """Yields the size of every value in a program, inner programs included."""
-    for equation in jaxpr.eqns:
-        yield from (math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars)
-        for inner in jax.tree.leaves(
-            list(equation.params.values()),
-            is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
-        ):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from sizes(inner)
 
 
 def test_products_that_grouped_matmul_does_not_know_are_refused():

@@ -135,8 +135,19 @@ def test_experts_of_another_linear_are_refused():
         layer(up=Wider.Config()).instantiate(name="layer")
     with pytest.raises(ModuleError, match="AX914"):
         layer(experts=Experts.Config(glu=ClampedGLU())).instantiate(name="layer")
-    with pytest.raises(ModuleError, match="AX914"):
+
+
+def test_a_gate_of_shared_experts_without_any_is_refused():
+    with pytest.raises(ModuleError, match="AX914") as raised:
         layer(shared_gate=Linear.Config()).instantiate(name="layer")
+    assert "hint: set shared_experts" in str(raised.value)
+
+
+def test_a_loss_that_is_there_twice_is_refused():
+    losses = (LoadBalanceLoss(weight=0.1), LoadBalanceLoss(weight=0.2))
+    with pytest.raises(ModuleError, match="AX918") as raised:
+        layer(losses=losses).instantiate(name="layer")
+    assert "the sum of their weights" in str(raised.value)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from axcore.errors import ConfigError
 from axcore.layers import FeedForward, Linear
 from axcore.layers.placement import build_model
 from axcore.quantization import QuantizeModifier, find_sites
+from axcore.testing import equations
 from axlearn_moe import ExpertChoiceRouter, HashRouter, MoE, Top2RandomRouter, TopKRouter
 
 ROUTERS = {
@@ -107,23 +108,12 @@ def dots(cfg):
     program = jax.make_jaxpr(
         lambda params: functional(module, state=params, inputs=(x, info), is_training=False)[0]
     )(random_params(module))
-
-    def walk(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
-                dtypes = [v.aval.dtype.name for v in equation.invars]
-                precision = equation.params["precision"]
-                precision = precision[0] if isinstance(precision, tuple) else precision
-                yield (
-                    equation.outvars[0].aval.shape,
-                    (*dtypes, getattr(precision, "name", None)),
-                )
-            for inner in jax.tree.leaves(
-                list(equation.params.values()),
-                is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
-            ):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from walk(inner)
-
-    return list(walk(program.jaxpr))
+    found = []
+    for equation in equations(program):
+        if equation.primitive.name == "dot_general":
+            dtypes = [v.aval.dtype.name for v in equation.invars]
+            precision = equation.params["precision"]
+            precision = precision[0] if isinstance(precision, tuple) else precision
+            operands = (*dtypes, getattr(precision, "name", None))
+            found.append((equation.outvars[0].aval.shape, operands))
+    return found

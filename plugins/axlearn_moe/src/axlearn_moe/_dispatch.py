@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import functools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -19,6 +21,9 @@ from axlearn_moe._experts import BaseExperts
 from axlearn_moe._routing import Routing
 
 __all__ = ["BaseDispatch", "EinsumDispatch", "GroupedDispatch"]
+
+# Platforms whose compiler does not know ``jax.lax.ragged_all_to_all``.
+_WITHOUT_RAGGED = frozenset({"cpu"})
 
 
 class BaseDispatch(Layer):
@@ -100,6 +105,25 @@ def _one_hots(routing: Routing, seq: int, room: int) -> tuple[jax.Array, jax.Arr
     return there, back
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Mesh axes that split a mixture's dims, and the sizes of all of them.
+
+    Attributes:
+        batch: Axes of rows.
+        seq: Axes of tokens within a row.
+        experts: Axes of experts.
+        hidden: Axes of an expert's hidden units.
+        sizes: Devices along each axis in the others.
+    """
+
+    batch: tuple[str, ...]
+    seq: tuple[str, ...]
+    experts: tuple[str, ...]
+    hidden: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+
 class GroupedDispatch(BaseDispatch):
     """Sorts assignments by expert and multiplies each expert's rows as one group; drops nothing.
 
@@ -151,9 +175,33 @@ class GroupedDispatch(BaseDispatch):
         """Runs the experts on (batch, seq, input_dim); see the role."""
         target = self._context.target
         weights = experts.weights()
-        x = x.astype(self.compute_dtype)
-        arrays = (x, routing.experts, routing.gates, routing.valid, routing.tokens)
+        arrays = (
+            x.astype(self.compute_dtype),
+            *(routing.experts, routing.gates, routing.valid, routing.tokens),
+        )
         manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+        layout = self._layout(x, routing, experts, manual)
+        run = functools.partial(
+            exchanged, self._plan(layout, routing.num_experts, capacity), experts.grouped
+        )
+        if math.prod(layout.sizes.values()) == 1:
+            return run(*arrays, weights)
+        rows = PartitionSpec(layout.batch or None, layout.seq or None)
+        mapped = jax.shard_map(
+            run,
+            mesh=None if manual else target.mesh,
+            in_specs=(*[rows] * len(arrays), _weight_specs(layout, experts, weights)),
+            out_specs=(rows, PartitionSpec()),
+            axis_names=set(layout.sizes),
+            check_vma=False,  # kernels in it do not say what they vary over
+        )
+        return mapped(*arrays, weights)
+
+    def _layout(
+        self, x: jax.Array, routing: Routing, experts: BaseExperts, manual: frozenset[str]
+    ) -> _Layout:
+        """Returns what the rules split, over axes that are not manual already."""
+        target = self._context.target
 
         def axes(name: str, size: int) -> tuple[str, ...]:
             if target.mesh is None or target.mesh.size == 1:
@@ -163,7 +211,7 @@ class GroupedDispatch(BaseDispatch):
         batch = axes("batch", x.shape[0])
         # Experts that choose do so in whole rows.
         seq = axes("seq", x.shape[1]) if routing.tokens is None else ()
-        split = axes("experts", routing.num_experts)
+        over_experts = axes("experts", routing.num_experts)
         hidden = axes("expert_mlp", experts.cfg.hidden_dim)
         if clash := sorted({*batch, *seq} & {*hidden}):
             raise ShardingError(
@@ -173,49 +221,55 @@ class GroupedDispatch(BaseDispatch):
                 hint="give expert_mlp=() in activation_rules and param_rules, or other axes",
             )
         mesh: Any = target.mesh
-        sizes = {a: int(mesh.shape[a]) for a in (*batch, *seq, *split, *hidden)}
+        sizes = {a: int(mesh.shape[a]) for a in (*batch, *seq, *over_experts, *hidden)}
+        return _Layout(batch, seq, over_experts, hidden, sizes)
+
+    def _plan(self, layout: _Layout, num_experts: int, capacity: int | None) -> Exchange:
         ragged = self.cfg.exchange == "ragged" or (
-            self.cfg.exchange == "auto" and target.platform in ("tpu", "gpu", "cuda")
+            self.cfg.exchange == "auto" and self._context.target.platform in ("tpu", "gpu", "cuda")
         )
         plan = Exchange(
-            num_experts=routing.num_experts,
-            expert_axes=tuple((a, sizes[a]) for a in split),
-            token_axes=(*batch, *seq),
-            hidden_axes=hidden,
+            num_experts=num_experts,
+            expert_axes=tuple((a, layout.sizes[a]) for a in layout.experts),
+            token_axes=(*layout.batch, *layout.seq),
+            hidden_axes=layout.hidden,
             ragged=ragged,
             capacity=capacity,
             buffer_factor=self.cfg.buffer_factor,
         )
-        run = functools.partial(exchanged, plan, experts.grouped)
-        if not sizes or math.prod(sizes.values()) == 1:
-            return run(*arrays, weights)
-        rows, assigned = PartitionSpec(batch or None, seq or None), PartitionSpec(batch or None)
-        if routing.tokens is None:
-            assigned = rows
+        if ragged and self._context.target.platform in _WITHOUT_RAGGED and plan.num_peers > 1:
+            raise ShardingError(
+                f"{self._context.target.platform} has no ragged all-to-all (tried with jaxlib "
+                f"0.10.2), and tokens travel among {plan.num_peers} devices",
+                code="AX976",
+                where=f"{self.config_path}.exchange",
+                hint="exchange='auto' takes it where there is one",
+            )
+        return plan
 
-        def spec(name: str, names: tuple[str | None, ...]) -> PartitionSpec:
-            places = {"experts": split, "expert_mlp": hidden}
-            over = [places.get(axis or "") or None for axis in names]
-            for size, axes_of_dim in zip(weights[name].shape, over, strict=True):
-                parts = math.prod(sizes[axis] for axis in axes_of_dim or ())
-                if size % parts:
-                    raise ShardingError(
-                        f"{name} has {size} blocks of an expert's hidden units, which do not "
-                        f"divide into {parts} parts ({', '.join(axes_of_dim or ())})",
-                        code="AX951",
-                        where=experts.path,
-                        hint="store it with a smaller group, such as "
-                        "int4-weights:options={'group':16}, or as int8",
-                    )
-            return PartitionSpec(*over)
 
-        by_weight = {name: spec(name, names) for name, names in experts.weight_axes.items()}
-        mapped = jax.shard_map(
-            run,
-            mesh=None if manual else target.mesh,
-            in_specs=(rows, assigned, assigned, assigned, assigned, by_weight),
-            out_specs=(rows, PartitionSpec()),
-            axis_names=set(sizes),
-            check_vma=False,  # kernels in it do not say what they vary over
-        )
-        return mapped(*arrays, weights)
+def _weight_specs(
+    layout: _Layout, experts: BaseExperts, weights: Mapping[str, jax.Array]
+) -> dict[str, PartitionSpec]:
+    """Returns how each of the experts' weights is split.
+
+    Raises:
+        ShardingError: One is stored in blocks of hidden units that do not divide.
+    """
+    places = {"experts": layout.experts, "expert_mlp": layout.hidden}
+    specs = {}
+    for name, axes in experts.weight_axes.items():
+        over = [places.get(axis or "") or None for axis in axes]
+        for size, axes_of_dim in zip(weights[name].shape, over, strict=True):
+            parts = math.prod(layout.sizes[axis] for axis in axes_of_dim or ())
+            if size % parts:
+                raise ShardingError(
+                    f"{name} has {size} blocks of an expert's hidden units, which do not divide "
+                    f"into {parts} parts ({', '.join(axes_of_dim or ())})",
+                    code="AX951",
+                    where=experts.path,
+                    hint="store it with a smaller group, such as "
+                    "int4-weights:options={'group':16}, or as int8",
+                )
+        specs[name] = PartitionSpec(*over)
+    return specs

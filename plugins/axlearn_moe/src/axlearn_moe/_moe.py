@@ -183,11 +183,16 @@ def check_config(cfg: MoE.Config, where: str) -> None:
     names = [loss.name for loss in cfg.losses]
     if len(set(names)) != len(names):
         raise ModuleError(
-            f"losses {names}: one is there twice", code="AX918", where=f"{where}.losses"
+            f"losses {names}: one is there twice",
+            code="AX918",
+            where=f"{where}.losses",
+            hint="keep one of each kind, with the sum of their weights",
         )
     if cfg.shared_gate is not None and cfg.shared_experts is None:
         raise ModuleError(
             "shared_gate is set and there are no shared_experts",
             code="AX914",
             where=f"{where}.shared_gate",
+            hint="set shared_experts, such as FeedForward.Config(hidden_dim=...), or "
+            "shared_gate=None",
         )

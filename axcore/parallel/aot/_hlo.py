@@ -146,14 +146,19 @@ class Program:
         return times
 
     def _bound(self, loop: Instruction) -> int:
-        """Returns the constant that a loop's counter stays below; 1 if there is none."""
+        """Returns the constant that a loop's counter stays below; 1 if there is none.
+
+        The comparison may stand in a fusion.
+        """
         named = _CONDITION.search(loop.attributes)
-        condition = self.computations.get(named.group(1), {}) if named else {}
-        for instruction in condition.values():
-            if instruction.opcode == "compare" and "direction=LT" in instruction.attributes:
-                bound = condition.get(instruction.operands[-1])
-                if bound is not None and bound.opcode == "constant" and bound.literal.isdigit():
-                    return int(bound.literal)
+        names = [named.group(1)] if named else []
+        names += [n for i in self.computations.get("".join(names), {}).values() for n in i.called]
+        for inside in (self.computations.get(name, {}) for name in names):
+            for instruction in inside.values():
+                if instruction.opcode == "compare" and "direction=LT" in instruction.attributes:
+                    bound = inside.get(instruction.operands[-1])
+                    if bound is not None and bound.opcode == "constant" and bound.literal.isdigit():
+                        return int(bound.literal)
         return 1
 
 

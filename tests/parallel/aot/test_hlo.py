@@ -108,17 +108,32 @@ def test_a_ragged_exchange_counts_what_there_is_not_the_room_for_it():
     assert found == Collective("ragged-all-to-all", "model", 2, 2 * 64 * 64 * 4, 64 * 64 * 4)
 
 
-def test_a_loop_whose_count_is_not_stated_runs_up_to_what_its_condition_compares_with():
-    """As the TPU compiler writes loops."""
-    text = TEXT.replace('"known_trip_count":{"n":"3"},', "").replace(
-        "ROOT %less = pred[] constant(true)",
-        "%bound = s32[]{:T(128)} constant(7)\n"
-        "  %n = s32[]{:T(128)} get-tuple-element(%p), index=0\n"
-        "  ROOT %less = pred[]{:T(512)} compare(%n, %bound), direction=LT",
-    )
+UNCOUNTED = TEXT.replace('"known_trip_count":{"n":"3"},', "")
+COMPARED = """%bound = s32[]{:T(128)} constant(7)
+  ROOT %less = pred[]{:T(512)} compare(%n, %bound), direction=LT"""
+COUNTER = "%n = s32[]{:T(128)} get-tuple-element(%p), index=0\n  "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        UNCOUNTED.replace("ROOT %less = pred[] constant(true)", COUNTER + COMPARED),
+        UNCOUNTED.replace(
+            "ROOT %less = pred[] constant(true)",
+            COUNTER + "ROOT %less = pred[] fusion(%n), kind=kLoop, calls=%fused_compare",
+        ).replace(
+            "ENTRY ",
+            "%fused_compare (n: s32[]) -> pred[] {\n  %n = s32[] parameter(0)\n  "
+            f"{COMPARED}\n}}\n\nENTRY ",
+        ),
+    ],
+    ids=["as for TPUs", "as for GPUs"],
+)
+def test_a_loop_whose_count_is_not_stated_runs_up_to_what_its_condition_compares_with(text):
     found = {c.kind: c.count for c in find_collectives(read_program(text), MESH)}
     assert found["all-gather"] == 7
-    assert {c.count for c in find_collectives(read_program(text.replace("LT", "NE")), MESH)} == {1}
+    unknown = text.replace("direction=LT", "direction=NE")
+    assert {c.count for c in find_collectives(read_program(unknown), MESH)} == {1}
 
 
 def test_an_instruction_may_go_on_over_lines_that_begin_with_braces():

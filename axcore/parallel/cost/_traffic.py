@@ -293,13 +293,19 @@ class Traffic:
     def _experts(
         self, name: str, spec: ParameterSpec, split: Split, line: Any, layers: int
     ) -> Iterator[Transfer]:
-        """Tokens go to their experts and come back, in both passes."""
+        """Tokens go to their experts and come back, in both passes.
+
+        Both ways once more where they are recomputed: the gradient of a gate needs the result that
+        came back. Every part of an expert gets the tokens whole.
+        """
         chosen = experts_per_token(m for _, m in line) or 1.0
         width = math.prod(spec.shape[d] for d in spec.fan_out_dims)
         item = jnp.dtype(getattr(line[0][1], "compute_dtype", spec.dtype)).itemsize
-        size = self.stage_tokens * chosen * width * item / self.size(split.kept)
+        dims = self._parts(spec.shape, spec.axes, self.params)
+        wide = [a for d in spec.fan_out_dims for a in dims[d] if a in split.kept]
+        size = self.stage_tokens * chosen * width * item / self.size(wide)
         remat = _remat(line)
-        again = float(remat is not None and remat.enabled)  # tokens are sent to be recomputed
+        again = 2.0 if remat is not None and remat.enabled else 0.0
         for phase, count in _passes(2.0, 2.0 + again):
             yield Transfer(
                 *("all_to_all", split.dispatched, size, count * layers, phase, "nothing"),

@@ -144,6 +144,20 @@ def test_tokens_go_to_their_experts_and_back_in_both_passes():
     assert moved["all_to_all", "expert"] == pytest.approx(sent * 4 * 3)
 
 
+def test_what_experts_recompute_travels_both_ways_once_more():
+    """A gate's gradient is the product of a result with its gradient, so results come back too."""
+    cfg = config(Experts.Config(num_experts=8, top_k=2, hidden_dim=48), expert=4)
+    cfg.model.decoder.stack = RepeatedTransformer.Config(remat=Remat("full"))
+    sent = ROWS * SEQ / 4 * 2 * SMALL["dim"] * F32 * (3 / 4)
+    assert predicted(cfg).collective_bytes["all_to_all", "expert"] == pytest.approx(sent * 6 * 3)
+
+
+def test_tokens_go_whole_to_each_part_of_an_expert():
+    cfg = config(Experts.Config(num_experts=8, top_k=2, hidden_dim=48), expert=2, model=2)
+    sent = ROWS * SEQ / 2 * 2 * SMALL["dim"] * F32 * (1 / 2)
+    assert predicted(cfg).collective_bytes["all_to_all", "expert"] == pytest.approx(sent * 4 * 3)
+
+
 def test_each_token_is_copied_for_each_of_its_experts():
     model = StepModel(
         config(Experts.Config(num_experts=8, top_k=2, hidden_dim=48), data=4), machine()

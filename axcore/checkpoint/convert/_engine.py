@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -23,6 +23,7 @@ from axcore.checkpoint.convert._report import ConversionReport, MappedTensor, pl
 from axcore.checkpoint.convert._rules import (
     Application,
     Matching,
+    Rule,
     applications,
     match_tensors,
 )
@@ -97,17 +98,7 @@ def convert(
         trainer = cfg.instantiate(name="trainer")
         check_count(trainer, len(opened.infos), str(opened.path))
         params = parameters(trainer)
-        rules = found.rules(trainer.cfg)
-        shapes = {path: parameter.spec.valid_shape for path, parameter in params.items()}
-        # States that no rule names keep their initial values.
-        named = {path for item in applications(rules, shapes) for path in item.paths}
-        matching = match_tensors(
-            rules,
-            {p: s for p, s in shapes.items() if p in named or params[p].spec.kind == "parameter"},
-            opened.infos,
-            allow=allow,
-            where=str(opened.path),
-        )
+        matching = _matched(found.rules(trainer.cfg), params, opened, allow)
         size = sum(int(np.prod(p.shape)) * dtype_named(p.dtype).itemsize for p in params.values())
         _log.info("converting %d tensors as %s", len(opened.infos), name)
         with new_directory(out, size_bytes=size) as partial:
@@ -152,6 +143,24 @@ def convert(
             )
             _write_reports(partial, report, trainer)
     return report
+
+
+def _matched(
+    rules: Sequence[Rule],
+    params: Mapping[str, Parameter],
+    source: TensorSource,
+    allow: Sequence[str],
+) -> Matching:
+    shapes = {path: parameter.spec.valid_shape for path, parameter in params.items()}
+    # States that no rule names keep their initial values.
+    named = {path for item in applications(rules, shapes) for path in item.paths}
+    return match_tensors(
+        rules,
+        {p: s for p, s in shapes.items() if p in named or params[p].spec.kind == "parameter"},
+        source.infos,
+        allow=allow,
+        where=str(source.path),
+    )
 
 
 class _Import:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,6 +31,7 @@ from axcore.quantization import StoredDot, find_sites
 
 if TYPE_CHECKING:
     from axcore.data import BaseTokenizer
+    from axcore.train import RunDir, Trainer
 
 __all__ = ["export"]
 
@@ -116,6 +118,56 @@ def export(
         found.rules(trainer.cfg), {p: x.spec.valid_shape for p, x in params.items()}
     )
     _check_complete(items, params, str(run.root))
+    targets, heads = _layout(items, params, dtype, max_shard_bytes)
+    size = sum(math.prod(t.shape) * dtype_named(t.dtype).itemsize for t in targets.values())
+    with (
+        _saved(trainer, run, params, step) as saved,
+        new_directory(out, size_bytes=size) as partial,
+    ):
+        mapped = _write_tensors(partial, items, targets, heads, saved, params, progress)
+        stored = next(iter(targets.values())).dtype if targets else "float32"
+        tokenizer = _tokenizer(run.tokenizer, tuple(trusted))
+        files, generation = _write_tokenizer(partial, run.tokenizer, tokenizer, earlier)
+        _write_settings(partial, found, settings, stored, generation or {})
+        with SafetensorsSource(partial) as written:
+            comparison = compare(
+                found,
+                written,
+                trainer,
+                run.checkpoints,
+                step=saved.step,
+                tokenizer=tokenizer,
+                verify=verify,
+            )
+        report = ConversionReport(
+            direction="export",
+            source={"path": str(run.root), "format": "axcore", "step": saved.step},
+            out=str(out),
+            family={"name": name, "distribution": host().converters.owner(name)},
+            dtype=dtype,
+            mapped=tuple(mapped),
+            initialized={},
+            unmapped=(),
+            unused=(),
+            tied={},
+            ignored={},
+            not_finite=(),
+            allow=(),
+            settings=settings,
+            settings_unread=(),
+            generation_config=generation,
+            tokenizer={"files": files} if files else None,
+            comparison=comparison,
+        )
+        _write_json(partial / "conversion.json", report.to_json())
+    return report
+
+
+@contextlib.contextmanager
+def _saved(
+    trainer: Trainer, run: RunDir, params: dict[str, Parameter], step: int | None
+) -> Iterator[SavedModel]:
+    """The checkpoint of a step, open; None is the newest good one."""
     checkpointer = trainer.cfg.checkpointer.instantiate()
     checkpointer.open(run.checkpoints)
     try:
@@ -124,49 +176,9 @@ def export(
             raise CheckpointError(
                 "there is no good checkpoint", code="AX605", where=str(run.checkpoints)
             )
-        saved = SavedModel(checkpointer, chosen, params, str(run.root))
-        targets, heads = _layout(items, params, dtype, max_shard_bytes)
-        size = sum(math.prod(t.shape) * dtype_named(t.dtype).itemsize for t in targets.values())
-        with new_directory(out, size_bytes=size) as partial:
-            mapped = _write_tensors(partial, items, targets, heads, saved, params, progress)
-            stored = next(iter(targets.values())).dtype if targets else "float32"
-            tokenizer = _tokenizer(run.tokenizer, tuple(trusted))
-            files, generation = _write_tokenizer(partial, run.tokenizer, tokenizer, earlier)
-            _write_settings(partial, found, settings, stored, generation or {})
-            with SafetensorsSource(partial) as written:
-                comparison = compare(
-                    found,
-                    written,
-                    trainer,
-                    run.checkpoints,
-                    step=chosen,
-                    tokenizer=tokenizer,
-                    verify=verify,
-                )
-            report = ConversionReport(
-                direction="export",
-                source={"path": str(run.root), "format": "axcore", "step": chosen},
-                out=str(out),
-                family={"name": name, "distribution": host().converters.owner(name)},
-                dtype=dtype,
-                mapped=tuple(mapped),
-                initialized={},
-                unmapped=(),
-                unused=(),
-                tied={},
-                ignored={},
-                not_finite=(),
-                allow=(),
-                settings=settings,
-                settings_unread=(),
-                generation_config=generation,
-                tokenizer={"files": files} if files else None,
-                comparison=comparison,
-            )
-            _write_json(partial / "conversion.json", report.to_json())
+        yield SavedModel(checkpointer, chosen, params, str(run.root))
     finally:
         checkpointer.close()
-    return report
 
 
 def _family(

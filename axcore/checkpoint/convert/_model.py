@@ -112,7 +112,7 @@ class SavedModel:
         params: Mapping[str, Parameter],
         where: str,
     ):
-        self._step = step
+        self.step = step
         self._reader: Any = checkpointer
         if not (hasattr(checkpointer, "describe") and hasattr(checkpointer, "read")):
             raise CheckpointError(
@@ -138,4 +138,4 @@ class SavedModel:
     def read(self, path: str) -> np.ndarray:
         """Returns a parameter as it is stored."""
         (source,) = self._recipes[f"model/{path}"].sources
-        return self._reader.read(self._step, source.path, source.index or ())
+        return self._reader.read(self.step, source.path, source.index or ())

@@ -35,6 +35,7 @@ from axlearn_moe import (
     Experts,
     GroupedDispatch,
     MoE,
+    _dispatch,
 )
 
 INT8 = dict.fromkeys(("up", "down"), Linear.Config(dot=Int8Dot.Config()))
@@ -160,10 +161,18 @@ def test_a_small_buffer_drops_and_says_so():
 def test_the_ragged_exchange_equals_one_device(monkeypatch):
     """Where there is no ragged all-to-all, one is made of an all-gather."""
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", gathered_ragged_all_to_all)
+    monkeypatch.setattr(_dispatch, "_WITHOUT_RAGGED", frozenset())
     cfg = layer(dispatch=GroupedDispatch.Config(exchange="ragged"), **GATED)
     x, info = inputs(BATCH, SEQ), sequence_info(BATCH, SEQ, 1)
     expected = run_layer(cfg, x, info)
     assert_close(run_on(target_of(expert=4, data=2), cfg, x, info)[0], expected)
+
+
+def test_a_ragged_exchange_is_refused_where_there_is_none():
+    cfg = layer(dispatch=GroupedDispatch.Config(exchange="ragged"))
+    with pytest.raises(ShardingError, match="AX976") as raised:
+        run_on(target_of(expert=2), cfg, inputs(2, 4), sequence_info(2, 4))
+    assert "exchange='auto'" in str(raised.value)
 
 
 def gathered_ragged_all_to_all(

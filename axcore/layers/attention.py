@@ -27,7 +27,7 @@ from axcore.ops import DotGeneral
 from axcore.ops.masks import Causal, Mask, SegmentIds
 from axcore.remat import site
 
-__all__ = ["Attention", "head_dims"]
+__all__ = ["Attention", "head_dims", "packed_mask"]
 
 # Of a layer that sees everything; positions are far below.
 _WIDEST_WINDOW = 2**30
@@ -139,15 +139,8 @@ class Attention(BaseAttention):
         if (bias := self.bias) is not None:
             shared["bias"] = lambda q_positions, kv_positions: bias(q_positions, kv_positions, info)
         if purpose == "train":
-            mask = cfg.mask
-            if info.segment_ids is not None:
-                if not mask.is_relative:
-                    shared |= dict(q_positions=info.positions, kv_positions=info.positions)
-                # Positions restart in each segment, so that of other masks indices and segment ids
-                # say the same, and let kernels skip what lies above the diagonal.
-                mask = mask & SegmentIds()
-                shared["q_segment_ids"] = info.segment_ids
-            return ops.attention(q, k, v, mask=mask, **shared)
+            mask, arrays = packed_mask(cfg.mask, info)
+            return ops.attention(q, k, v, mask=mask, **arrays, **shared)
         view = self.kv_cache.extend({"key": k, "value": v}, info)
         return ops.attention(q, mask=cfg.mask, view=view, q_positions=info.positions, **shared)
 
@@ -179,6 +172,26 @@ class Attention(BaseAttention):
                 )
             arrays["prefix_lengths"] = lengths
         return arrays
+
+
+def packed_mask(mask: Mask, info: SequenceInfo) -> tuple[Mask, dict[str, jax.Array]]:
+    """Returns the mask of tokens that attend to each other, within segments where there are any.
+
+    Args:
+        mask: What holds within a segment.
+        info: Positions and segments of the tokens, which are queries and keys alike.
+
+    Returns:
+        The mask, and the arrays that it reads, as arguments of ``ops.attention``.
+    """
+    if info.segment_ids is None:
+        return mask, {}
+    arrays = {"q_segment_ids": info.segment_ids}
+    # Positions restart in each segment, so that of relative masks indices and segment ids say the
+    # same, and let kernels skip what lies above the diagonal.
+    if not mask.is_relative:
+        arrays |= dict(q_positions=info.positions, kv_positions=info.positions)
+    return mask & SegmentIds(), arrays
 
 
 def head_dims(module: Module) -> tuple[int, int]:

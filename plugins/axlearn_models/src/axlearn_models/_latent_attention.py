@@ -26,10 +26,11 @@ from axcore.layers import (
     SequenceInfo,
     VarianceScaling,
 )
+from axcore.layers.attention import packed_mask
 from axcore.layers.base import BETWEEN_BRANCHES, Layer
 from axcore.module import Initializer
 from axcore.ops import BaseDotGeneral, DenseKV, DotGeneral
-from axcore.ops.masks import Causal, Mask, SegmentIds
+from axcore.ops.masks import Causal, Mask
 from axcore.parallel import Axis
 from axcore.remat import site, weight_product
 
@@ -270,22 +271,18 @@ class LatentAttention(BaseAttention):
         info: SequenceInfo,
     ) -> jax.Array:
         """Returns (b, t, n, v) of queries (b, t, n, h or p) and this call's (b, t, r or p)."""
-        cfg, mask = self.cfg, self.cfg.mask
+        cfg = self.cfg
         scale = cfg.logit_scale or (cfg.head_dim + cfg.rotated_dim) ** -0.5
         shared: dict[str, Any] = dict(
             logit_scale=scale, implementation=cfg.kernel, purpose=info.purpose
         )
         latent, k_rotated = site(latent, "qkv_proj"), site(k_rotated, "qkv_proj")
         if info.purpose == "train":
-            if info.segment_ids is not None:
-                if not mask.is_relative:
-                    shared |= dict(q_positions=info.positions, kv_positions=info.positions)
-                mask = mask & SegmentIds()
-                shared["q_segment_ids"] = info.segment_ids
+            mask, arrays = packed_mask(cfg.mask, info)
             q, k, v = self._expanded(q_plain, q_rotated, latent, k_rotated)
-            return ops.attention(q, k, v, mask=mask, **shared)
+            return ops.attention(q, k, v, mask=mask, **arrays, **shared)
         view = self._view(latent, k_rotated, info)
-        shared |= dict(mask=mask, q_positions=info.positions)
+        shared |= dict(mask=cfg.mask, q_positions=info.positions)
         if info.purpose == "decode":
             q = jnp.concatenate([self.heads.queries(q_plain), q_rotated], axis=-1)
             return self.heads.results(ops.attention(q, view=view, **shared))

@@ -263,6 +263,15 @@ def test_a_dense_model_that_is_not_finite_is_named(run, tmp_path):
         upcycle_directory(tmp_path / "broken", MoEModifier.Config(), tmp_path / "out")
 
 
+def test_modifiers_are_applied_in_order_as_elsewhere(run, tmp_path, capsys):
+    moe = "axlearn-moe:moe:num_experts="
+    flags = ("--modifier", f"{moe}2,every=2", "--modifier", f"{moe}3")
+    said = axcore(capsys, "upcycle", "--from", run, "--out", tmp_path / "out", *flags)
+    assert said["equal"] is True and len(said["modifiers"]) == 2
+    layers = load_model(tmp_path / "out").cfg.model.decoder.layer
+    assert [layer.feed_forward.num_experts for layer in layers] == [3, 2]
+
+
 def test_a_mixture_is_not_upcycled_again(run, tmp_path, capsys):
     first = tmp_path / "first"
     axcore(capsys, "upcycle", "--from", run, "--out", first, "--drop-ratio", "0.5")

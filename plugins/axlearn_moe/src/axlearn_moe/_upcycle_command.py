@@ -27,9 +27,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     command.add_argument(
         "--modifier",
+        dest="modifiers",
         metavar="NAME[:key=value,...]",
-        default=_MODIFIER,
-        help=f"places the mixtures (default: {_MODIFIER}, 8 experts in every layer)",
+        action="append",
+        help=f"places the mixtures; repeatable (default: {_MODIFIER}, 8 experts in every layer)",
     )
     command.add_argument("--out", metavar="DIR", required=True, help="the directory to make")
     command.add_argument(
@@ -63,7 +64,7 @@ def upcycle(args: argparse.Namespace) -> CommandResult:
 
         data = upcycle_directory(
             args.directory,
-            parse_modifier(args.modifier),
+            [parse_modifier(text) for text in args.modifiers or (_MODIFIER,)],
             args.out,
             noise=args.noise,
             drop_ratio=args.drop_ratio,

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def upcycle_state(
 
 def upcycle_directory(
     directory: str | Path,
-    modifier: Config,
+    modifiers: Config | Sequence[Config],
     out: str | Path,
     *,
     noise: float = 0.0,
@@ -148,7 +148,8 @@ def upcycle_directory(
 
     Args:
         directory: The ``--out`` directory of ``axcore train`` or ``axcore convert``.
-        modifier: Places the mixtures: a :class:`MoEModifier`'s config, or another's.
+        modifiers: What places the mixtures, in order: a :class:`MoEModifier`'s config, or
+            another's.
         out: The directory to make.
         noise: See :func:`upcycle_state`; so is the next.
         drop_ratio: Share of each expert's hidden units that begin anew.
@@ -188,7 +189,10 @@ def upcycle_directory(
             where=str(directory),
             hint="upcycle a dense model",
         )
-    cfg: Any = apply_modifier(loaded.cfg.copy(), modifier)
+    modifiers = (modifiers,) if isinstance(modifiers, Config) else modifiers
+    cfg: Any = loaded.cfg.copy()
+    for modifier in modifiers:
+        cfg = apply_modifier(cfg, modifier)
     mixture: Module = cfg.copy().instantiate(name="trainer").model
     key = jax.random.key(seed)
     made = upcycle_state(loaded.state, mixture, key, noise=noise, drop_ratio=drop_ratio)
@@ -203,7 +207,7 @@ def upcycle_directory(
             hint=f"{way_out}, or take another --step",
         )
     record = {
-        "modifier": modifier.to_text(),
+        "modifiers": [modifier.to_text() for modifier in modifiers],
         "noise": noise,
         "drop_ratio": drop_ratio,
         "seed": seed,

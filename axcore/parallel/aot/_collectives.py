@@ -99,8 +99,8 @@ def _payload(
     operands = [inside[name].result_bytes for name in instruction.operands if name in inside]
     if not operands:
         return instruction.result_bytes
-    if kind == "ragged-all-to-all":  # the other operands are where its parts go
-        return min(operands[0], instruction.result_bytes)
+    if kind == "ragged-all-to-all":  # what is sent, what it is put into, and where its parts go
+        return min(operands[:2])
     return sum(operands) * (group_size if kind == "all-gather" else 1)
 
 

@@ -30,7 +30,7 @@ __all__ = ["CompileResult", "compile_for"]
 
 _log = logging.getLogger("axcore.aot")
 # Part of the key: another form of the result, or another reading of the text, is another result.
-_FORM = 6
+_FORM = 7
 
 
 @dataclass(frozen=True)

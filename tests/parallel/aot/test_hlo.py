@@ -99,9 +99,11 @@ def test_a_ragged_exchange_counts_what_there_is_not_the_room_for_it():
     axes = "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
     text = TEXT.replace(
         "%norm = ",
-        "%there = f32[512,64]{1,0} ragged-all-to-all(%grad, %host, %i, %i, %i, %i), "
-        f"channel_id=8, {axes}\n"
-        "  %back = f32[64,64]{1,0} ragged-all-to-all(%there, %grad, %i, %i, %i, %i), "
+        "%room = f32[512,64]{1,0} broadcast(%i), dimensions={}\n"
+        "  %there = (f32[64,64]{1,0}, f32[512,64]{1,0}, f32[512,64]{1,0}) ragged-all-to-all-start("
+        f"%grad, %room, %i, %i, %i, %i), channel_id=8, {axes}\n"
+        "  %filled = f32[512,64]{1,0} ragged-all-to-all-done(%there)\n"
+        "  %back = f32[64,64]{1,0} ragged-all-to-all(%filled, %grad, %i, %i, %i, %i), "
         f"channel_id=9, {axes}\n  %norm = ",
     )
     found = {c.kind: c for c in find_collectives(read_program(text), MESH)}["ragged-all-to-all"]

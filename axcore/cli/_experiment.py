@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from axcore.cli._parser import named
+
 if TYPE_CHECKING:
     from axcore.train import Assembled, Trainer
 
@@ -71,6 +73,7 @@ def add_instance(parser: argparse.ArgumentParser, *, default: str = "this machin
     parser.add_argument(
         "--instance",
         metavar="T",
+        type=named,
         help=f"the machine, such as cpu, cpu-8 or a plugin's (default: {default})",
     )
     parser.add_argument(

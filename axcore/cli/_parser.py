@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from axcore.errors import CliError, did_you_mean
 
-__all__ = ["Parser", "parse"]
+__all__ = ["Parser", "named", "parse"]
 
 _CHOICE = re.compile(r"invalid choice: '(?P<got>[^']*)' \(choose from (?P<known>.*)\)")
 _OPTION = re.compile(r"--[a-z][a-z-]*")
@@ -44,6 +44,13 @@ class Parser(argparse.ArgumentParser):
             known = [name.strip().strip("'") for name in choice["known"].split(",")]
             hint = did_you_mean(choice["got"], known)
         raise CliError(message, code="AX800", hint=hint or f"see `{self.prog} --help`")
+
+
+def named(text: str) -> str:
+    """Returns an argument that must not be empty, as one from an unset shell variable is."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty (a shell variable that is not set?)")
+    return text
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:

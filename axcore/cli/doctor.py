@@ -15,6 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from axcore.cli._experiment import rows
 from axcore.cli._jax import NEWEST_TESTED_JAX, cache_dir, is_untested
+from axcore.cli._parser import named
 from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import AxcoreError
 from axcore.plugins import host
@@ -40,7 +41,10 @@ def add_parser(subparsers: Subparsers) -> None:
         example="axcore doctor --instance cpu-8 --json",
     )
     command.add_argument(
-        "--instance", metavar="T", help="show what would be chosen there (default: this machine)"
+        "--instance",
+        metavar="T",
+        type=named,
+        help="show what would be chosen there (default: this machine)",
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from axcore._files import atomic_write
 from axcore.cli._console import say
 from axcore.cli._experiment import add_edits, add_experiment, assembled, rows
+from axcore.cli._parser import named
 from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import CliError
 
@@ -43,6 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     command.add_argument(
         "--instance",
         metavar="T",
+        type=named,
         required=True,
         help="the machine; `any` compares all known families, each run as its own rule says",
     )

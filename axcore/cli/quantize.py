@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from axcore.cli._console import say
 from axcore.cli._experiment import rows
 from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import CliError
@@ -67,6 +68,12 @@ def quantize(args: argparse.Namespace) -> CommandResult:
             code="AX974",
             hint="16 batches of 4 x 128 tokens are the default",
         )
+    if args.percentile is not None and not 0 < args.percentile <= 100:
+        raise CliError(
+            f"--percentile is {args.percentile}, expected one above 0 and at most 100",
+            code="AX974",
+            hint="99.99 clips the largest hundredth of a percent",
+        )
     with jax_started():
         from axcore.inference import quantize_directory
         from axcore.quantization import Recipe
@@ -97,6 +104,8 @@ def quantize(args: argparse.Namespace) -> CommandResult:
             use_ema=args.ema,
             trusted=args.trust,
         )
+    if args.percentile is not None and not data["calibrated"]:
+        say("warning: --percentile has no effect: no recipe has static scales of activations")
     difference, agreement = data["max_abs_logit_difference"], data["next_token_agreement"]
     facts = [
         ("products", f"{data['products']} quantized, {data['calibrated']} calibrated"),

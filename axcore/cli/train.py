@@ -12,6 +12,7 @@ from typing import Any
 
 from axcore.cli._console import say
 from axcore.cli._experiment import add_edits, add_experiment, add_instance, assembled, rows
+from axcore.cli._parser import named
 from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import CliError
 
@@ -34,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     command.add_argument(
         "--out",
         metavar="DIR",
+        type=named,
         required=True,
         help="the run's directory; given again, the run goes on from its newest checkpoint",
     )
@@ -44,6 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
     command.add_argument(
         "--init-from",
         metavar="DIR",
+        type=named,
         help="start a new run with the parameters of a model directory",
     )
     add_edits(command)

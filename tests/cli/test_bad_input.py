@@ -129,6 +129,11 @@ def test_an_unknown_instance_gets_near_misses(train, out):
     assert_refused(train(out, "--instance", "cpu-0"), "cpu-0")
 
 
+@pytest.mark.parametrize("flag", ["--instance", "--init-from"])
+def test_what_is_empty_is_not_taken_as_not_given(train, out, flag):
+    assert_refused(train(out, flag, ""), flag, "is empty")
+
+
 def test_an_unknown_modifier_is_named(train, out):
     done = train(out, "--modifier", "acme:fast")
     assert done.code == 2 and "acme:fast" in done.err

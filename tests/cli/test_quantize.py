@@ -19,3 +19,16 @@ def test_batches_must_be_positive(cli, trained, tmp_path, batches):
     done = cli("quantize", "--from", trained.out, *recipe, "--out", tmp_path / "out")
     assert done.code == 2 and f"--batches is {batches}, expected 1 or more" in done.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("percentile", ["0", "101", "nan"])
+def test_a_percentile_must_be_one(cli, trained, tmp_path, percentile):
+    recipe = ("--recipe", "int8-static", "--data", __file__, "--percentile", percentile)
+    done = cli("quantize", "--from", trained.out, *recipe, "--out", tmp_path / "out")
+    assert done.code == 2 and "AX974" in done.err and not (tmp_path / "out").exists()
+
+
+def test_a_percentile_of_nothing_is_told(cli, trained, tmp_path):
+    recipe = ("--recipe", "int8-weights", "--percentile", "99")
+    done = cli("quantize", "--from", trained.out, *recipe, "--out", tmp_path / "out")
+    assert done.code == 0 and "--percentile has no effect" in done.err

@@ -228,9 +228,17 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("context", "stride", "batch_size"):
         value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
         if value is not None and not args.text:
-            raise CliError(f"{flag} needs --text", code="AX833")
+            raise CliError(
+                f"{flag} needs --text",
+                code="AX833",
+                hint="without a text the run's own evaluations are made, as its config says",
+            )
         if value is not None and value < 1:
-            raise CliError(f"{flag} is {value}, expected at least 1", code="AX833")
+            raise CliError(
+                f"{flag} is {value}, expected at least 1",
+                code="AX833",
+                hint=f"leave {flag} out for what suits the model",
+            )
 
 
 def _reference(data: Any, metrics: Mapping[str, float]) -> dict[str, float] | None:

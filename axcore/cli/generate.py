@@ -14,6 +14,7 @@ from axcore.errors import CliError, DataError
 __all__ = ["add_parser", "generate"]
 
 _MAX_PROMPT_FILE_BYTES = 64 * 2**20
+_JSON_LINE = 'a line is "TEXT" or {"prompt": "TEXT"}'
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -192,16 +193,29 @@ def _texts(args: argparse.Namespace) -> list[str]:
             hint="leave out --stream: all texts are printed at the end",
         )
     if args.system is not None and args.chat is None:
-        raise CliError("--system needs --chat", code="AX824")
+        raise CliError(
+            "--system needs --chat",
+            code="AX824",
+            hint="a --prompt is continued as it stands: put the instructions into it",
+        )
     if args.batch_size < 1:
-        raise CliError(f"--batch-size is {args.batch_size}, expected at least 1", code="AX824")
+        raise CliError(
+            f"--batch-size is {args.batch_size}, expected at least 1",
+            code="AX824",
+            hint="it is how many prompts are continued at once",
+        )
     return texts
 
 
 def _read_prompts(path: Path) -> list[str]:
     try:
         if path.stat().st_size > _MAX_PROMPT_FILE_BYTES:
-            raise CliError("the file is too large for prompts", code="AX827", where=str(path))
+            raise CliError(
+                f"the file is too large for prompts: more than {_MAX_PROMPT_FILE_BYTES:,} bytes",
+                code="AX827",
+                where=str(path),
+                hint="split it into several files",
+            )
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise CliError(
@@ -219,17 +233,25 @@ def _read_prompts(path: Path) -> list[str]:
             try:
                 text = json.loads(line)
             except (ValueError, RecursionError) as e:
-                raise CliError(f"no JSON: {e}", code="AX827", where=f"{path}:{number}") from e
+                raise CliError(
+                    f"no JSON: {e}", code="AX827", where=f"{path}:{number}", hint=_JSON_LINE
+                ) from e
             text = text.get("prompt") if isinstance(text, dict) else text
             if not isinstance(text, str):
                 raise CliError(
                     'expected a JSON text or {"prompt": TEXT}',
                     code="AX827",
                     where=f"{path}:{number}",
+                    hint=_JSON_LINE,
                 )
         texts.append(text)
     if not texts:
-        raise CliError("the file has no prompts", code="AX827", where=str(path))
+        raise CliError(
+            "the file has no prompts",
+            code="AX827",
+            where=str(path),
+            hint="one a line; empty lines do not count",
+        )
     return texts
 
 

@@ -88,7 +88,11 @@ def plan(args: argparse.Namespace) -> CommandResult:
         AxcoreError: Whatever cannot be planned.
     """
     if args.verify is not None and args.verify < 0:
-        raise CliError(f"--verify got {args.verify}, expected 0 or more", code="AX804")
+        raise CliError(
+            f"--verify got {args.verify}, expected 0 or more",
+            code="AX804",
+            hint="0 compiles nothing and trusts the cost model",
+        )
     if args.instance == _ANY:
         return _compare(args)
     if args.price:
@@ -134,7 +138,11 @@ def _check_writable(path: Path) -> None:
         why = f"cannot be written to {str(folder)!r}"
     else:
         return
-    raise CliError(f"--emit got {str(path)!r}, which {why}", code="AX804")
+    raise CliError(
+        f"--emit got {str(path)!r}, which {why}",
+        code="AX804",
+        hint="name a file in a directory that can be written to",
+    )
 
 
 def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:

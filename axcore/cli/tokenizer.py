@@ -171,6 +171,7 @@ def decode(args: argparse.Namespace) -> CommandResult:
         raise CliError(
             f"got the id {outside[0]}, expected ids from 0 to {tokenizer.vocab_size - 1}",
             code="AX850",
+            hint="the ids may be those of another tokenizer",
         )
     text = tokenizer.decode(args.ids)
     return CommandResult({"text": text}, text)

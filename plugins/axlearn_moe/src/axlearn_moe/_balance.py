@@ -33,6 +33,7 @@ class RouterLoss(abc.ABC):
             raise ModuleError(
                 f"{type(self).__name__} got weight={self.weight}, expected a finite number >= 0",
                 code="AX918",
+                hint="0.01 is common for balance; without the loss, leave it out of losses",
             )
 
     @abc.abstractmethod

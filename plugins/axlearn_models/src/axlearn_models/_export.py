@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorRule
@@ -78,19 +79,27 @@ def _check_kind(node: Any, kind: type, path: str, architecture: str) -> None:
         raise cannot_say(f"a {type(node).__qualname__} at {path}", architecture)
 
 
-def verified(family: ModelFamily, cfg: Trainer.Config, settings: dict[str, Any]) -> dict[str, Any]:
+def verified(
+    family: ModelFamily,
+    cfg: Trainer.Config,
+    settings: dict[str, Any],
+    *,
+    state_defaults: Callable[[Any], None] = lambda layer: None,
+) -> dict[str, Any]:
     """Returns foreign settings that say all of an experiment's model.
 
     Args:
         family: The family, whose ``config`` reads them.
         cfg: The experiment.
         settings: What is to be written.
+        state_defaults: Makes explicit, in a layer's config, what its own kind of feed-forward layer
+            leaves to its other fields.
 
     Raises:
         CheckpointError: Read back they give another model (AX622); it names the difference.
     """
-    said = _computed(family.config(settings, {}))
-    for path, value in _computed(cfg).items():
+    said = _computed(family.config(settings, {}), state_defaults)
+    for path, value in _computed(cfg, state_defaults).items():
         if said.get(path) != value:
             raise cannot_say(f"{path} = {value}", family.architecture)
     return settings
@@ -105,7 +114,7 @@ def rules_without(*paths: str) -> list[Rule]:
     ]
 
 
-def _computed(cfg: Trainer.Config) -> dict[str, str]:
+def _computed(cfg: Trainer.Config, state_defaults: Callable[[Any], None]) -> dict[str, str]:
     """Lines of a model's config, each layer of the period on its own and defaults made explicit."""
     model: Any = cfg.model
     lines = {
@@ -123,10 +132,7 @@ def _computed(cfg: Trainer.Config) -> dict[str, str]:
                 head_dim=attention.head_dim or model.model_dim // attention.num_heads,
                 num_kv_heads=attention.num_kv_heads or attention.num_heads,
             )
-        mixture = layer.feed_forward  # if it is one: their package may not be installed
-        router = mixture.router if "router" in mixture.fields() else mixture
-        if "normalize" in router.fields() and router.normalize is None:
-            router.normalize = mixture.top_k > 1
+        state_defaults(layer)
         lines |= {
             f"decoder.layer.{index}.{path}": value
             for path, value in layer.lines().items()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.checkpoint.convert import Rule, Settings, Stacked, TensorRule, TorchLinear
+from axcore.checkpoint.convert import ModelFamily, Rule, Settings, Stacked, TensorRule, TorchLinear
 from axcore.train import Trainer
-from axlearn_models._export import layers_to_say
+from axlearn_models._export import layers_to_say, verified
 from axlearn_models._hugging_face import (
     cannot_say,
     given,
@@ -22,7 +22,14 @@ from axlearn_models._llama_like import resized
 from axlearn_models._mixture import balance_of, balanced, mixtures_of
 from axlearn_moe import MoE, TopKRouter
 
-__all__ = ["EXPERT_NAMES", "mixture_from", "mixture_rules", "mixture_to", "mixtures_to_say"]
+__all__ = [
+    "EXPERT_NAMES",
+    "mixture_from",
+    "mixture_rules",
+    "mixture_to",
+    "mixture_verified",
+    "mixtures_to_say",
+]
 
 _LAYER, _OURS = "model.layers.{i}", "decoder/layer/{i}/feed_forward"
 EXPERT_NAMES = {"up": "up_proj", "gate": "gate_proj", "down": "down_proj"}
@@ -88,8 +95,7 @@ def mixture_to(
         "router_aux_loss_coef": balance_of(cfg),
     }
     if normalize is not None:
-        several = moe.top_k > 1
-        out[normalize] = several if moe.router.normalize is None else moe.router.normalize
+        out[normalize] = _normalizes(moe)
     return out
 
 
@@ -108,6 +114,24 @@ def mixtures_to_say(cfg: Trainer.Config, architecture: str, *, periodic: bool = 
     for moe in mixtures_of(cfg):
         if type(moe.router) is not TopKRouter.Config:
             raise cannot_say(f"a {type(moe.router).__qualname__} as router", architecture)
+
+
+def mixture_verified(
+    family: ModelFamily, cfg: Trainer.Config, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """As ``verified``: routers may leave it to ``top_k`` whether a token's weights sum to 1."""
+    return verified(family, cfg, settings, state_defaults=_state_normalize)
+
+
+def _state_normalize(layer: Any) -> None:
+    moe = layer.feed_forward
+    if isinstance(moe, MoE.Config) and isinstance(moe.router, TopKRouter.Config):
+        moe.router.normalize = _normalizes(moe)
+
+
+def _normalizes(mixture: Any) -> bool:
+    stated = mixture.router.normalize
+    return mixture.top_k > 1 if stated is None else stated
 
 
 def mixture_rules(names: Mapping[str, str] = EXPERT_NAMES, *, block: str = "mlp") -> list[Rule]:

@@ -28,12 +28,11 @@ from axcore.layers import (
     TransformerLayer,
 )
 from axcore.train import Trainer
-from axlearn_models._export import verified
 from axlearn_models._hugging_face import cannot_say, check_all_read, given, settings_of
 from axlearn_models._latent_attention import LatentAttention
 from axlearn_models._llama_like import initialized, layers_of, normalized
 from axlearn_models._mixture import mixtures_of
-from axlearn_models._mixture_files import EXPERT_NAMES
+from axlearn_models._mixture_files import EXPERT_NAMES, mixture_verified
 from axlearn_models.deepseek.config import attention_scale, dense_first
 from axlearn_moe import MoE, TopKRouter
 from axlearn_rope import RoPE, rope_from_hf, rope_to_hf
@@ -106,7 +105,7 @@ class HuggingFaceDeepseekV3(ModelFamily):
     def foreign_config(self, cfg: Trainer.Config) -> dict[str, Any]:
         """See :meth:`ModelFamily.foreign_config`."""
         out = _to(cfg, self.architecture, self._model_type)
-        return verified(self, cfg, out | self._say_router(mixtures_of(cfg)[0]))
+        return mixture_verified(self, cfg, out | self._say_router(mixtures_of(cfg)[0]))
 
     def _say_router(self, layer: Any) -> dict[str, Any]:
         router = layer.router

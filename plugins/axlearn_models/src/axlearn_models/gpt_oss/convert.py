@@ -19,7 +19,6 @@ from axcore.checkpoint.convert import (
 from axcore.errors import CheckpointError
 from axcore.ops.masks import Causal
 from axcore.train import Trainer
-from axlearn_models._export import verified
 from axlearn_models._hugging_face import (
     ATTENTION_NAMES,
     bias_of,
@@ -32,7 +31,12 @@ from axlearn_models._hugging_face import (
 )
 from axlearn_models._llama_like import layers_of
 from axlearn_models._mixture import mixtures_of
-from axlearn_models._mixture_files import mixture_from, mixture_to, mixtures_to_say
+from axlearn_models._mixture_files import (
+    mixture_from,
+    mixture_to,
+    mixture_verified,
+    mixtures_to_say,
+)
 from axlearn_models._windows import alternating, period_of, split_layers, without_window
 from axlearn_moe import ClampedGLU
 
@@ -139,4 +143,4 @@ class HuggingFaceGptOss(ModelFamily):
             "eos_token_id": None,
             "pad_token_id": None,
         }
-        return verified(self, cfg, out | more)
+        return mixture_verified(self, cfg, out | more)

@@ -8,11 +8,16 @@ from typing import Any
 from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
 from axcore.train import Trainer
-from axlearn_models._export import verified
 from axlearn_models._hugging_face import check_all_read, given, settings_of
 from axlearn_models._llama_like import attention_of
 from axlearn_models._mixture import mixtures_of
-from axlearn_models._mixture_files import mixture_from, mixture_rules, mixture_to, mixtures_to_say
+from axlearn_models._mixture_files import (
+    mixture_from,
+    mixture_rules,
+    mixture_to,
+    mixture_verified,
+    mixtures_to_say,
+)
 from axlearn_models._windows import causal_within, without_window
 
 __all__ = ["HuggingFaceMixtral"]
@@ -49,4 +54,4 @@ class HuggingFaceMixtral(ModelFamily):
             "sliding_window": window,
             "router_jitter_noise": mixtures_of(cfg)[0].router.jitter,
         }
-        return verified(self, cfg, out | more)
+        return mixture_verified(self, cfg, out | more)

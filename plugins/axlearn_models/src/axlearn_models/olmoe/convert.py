@@ -8,7 +8,6 @@ from typing import Any
 from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
 from axcore.train import Trainer
-from axlearn_models._export import verified
 from axlearn_models._hugging_face import (
     ATTENTION_NAMES,
     bias_of,
@@ -17,7 +16,7 @@ from axlearn_models._hugging_face import (
     set_bias,
     settings_of,
 )
-from axlearn_models._mixture_files import mixture_from, mixture_rules, mixture_to
+from axlearn_models._mixture_files import mixture_from, mixture_rules, mixture_to, mixture_verified
 
 __all__ = ["HuggingFaceOlmoe"]
 
@@ -48,4 +47,4 @@ class HuggingFaceOlmoe(ModelFamily):
         # Left out they would be tokens of a vocabulary of 50,304.
         out |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         biases = bias_of(cfg, *ATTENTION_NAMES, architecture=name)
-        return verified(self, cfg, out | {"attention_bias": biases})
+        return mixture_verified(self, cfg, out | {"attention_bias": biases})

@@ -9,7 +9,6 @@ from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo, TensorRule, TorchLinear
 from axcore.layers import FeedForward
 from axcore.train import Trainer
-from axlearn_models._export import verified
 from axlearn_models._hugging_face import (
     QKV_NAMES,
     bias_of,
@@ -25,6 +24,7 @@ from axlearn_models._mixture_files import (
     mixture_from,
     mixture_rules,
     mixture_to,
+    mixture_verified,
     mixtures_to_say,
 )
 
@@ -79,4 +79,4 @@ class HuggingFaceQwen2MoE(ModelFamily):
             "use_sliding_window": False,
             "mlp_only_layers": [],
         }
-        return verified(self, cfg, out | more)
+        return mixture_verified(self, cfg, out | more)

@@ -8,7 +8,6 @@ from typing import Any
 from axcore import experiments
 from axcore.checkpoint.convert import ModelFamily, Rule, TensorInfo
 from axcore.train import Trainer
-from axlearn_models._export import verified
 from axlearn_models._hugging_face import (
     ATTENTION_NAMES,
     bias_of,
@@ -17,7 +16,7 @@ from axlearn_models._hugging_face import (
     set_bias,
     settings_of,
 )
-from axlearn_models._mixture_files import mixture_from, mixture_rules, mixture_to
+from axlearn_models._mixture_files import mixture_from, mixture_rules, mixture_to, mixture_verified
 
 __all__ = ["HuggingFaceQwen3MoE"]
 
@@ -50,4 +49,4 @@ class HuggingFaceQwen3MoE(ModelFamily):
         out = mixture_to(cfg, architecture=name, model_type="qwen3_moe", **_NAMES)
         biases = bias_of(cfg, *ATTENTION_NAMES, architecture=name)
         more = {"attention_bias": biases, "use_sliding_window": False, "mlp_only_layers": []}
-        return verified(self, cfg, out | more)
+        return mixture_verified(self, cfg, out | more)

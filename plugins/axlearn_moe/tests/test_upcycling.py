@@ -263,6 +263,21 @@ def test_a_dense_model_that_is_not_finite_is_named(run, tmp_path):
         upcycle_directory(tmp_path / "broken", MoEModifier.Config(), tmp_path / "out")
 
 
+def test_routers_that_would_never_train_are_told(run, tmp_path, capsys):
+    cfg = load_model(run).cfg.copy()
+    cfg.learner.frozen_params = ("**", "!**/bias")
+    loaded = load_model(run)
+    write_model(tmp_path / "frozen", cfg, loaded.state, like=loaded)
+    flags = ("upcycle", "--from", tmp_path / "frozen", "--out", tmp_path / "out", "--json")
+    assert main([*map(str, flags)]) == 0
+    said = capsys.readouterr()
+    routers = [f"decoder/layer/{i}/feed_forward/router/weight" for i in (0, 1)]
+    assert json.loads(said.out)["frozen"] == routers
+    assert "learner.frozen_params" in said.err
+    plain = axcore(capsys, "upcycle", "--from", run, "--out", tmp_path / "plain")
+    assert plain["frozen"] == []
+
+
 def test_modifiers_are_applied_in_order_as_elsewhere(run, tmp_path, capsys):
     moe = "axlearn-moe:moe:num_experts="
     flags = ("--modifier", f"{moe}2,every=2", "--modifier", f"{moe}3")

@@ -18,7 +18,7 @@ from axcore.collection import expand_path
 from axcore.config import Config, apply_modifier
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import compare_logits, load_model, write_model
-from axcore.module import Module
+from axcore.module import Module, flatten_specs
 from axlearn_moe._moe import MoE
 
 __all__ = ["UPCYCLING_RECORD", "Upcycled", "upcycle_directory", "upcycle_state"]
@@ -162,8 +162,9 @@ def upcycle_directory(
         ``mixtures`` (layers), ``copied`` and ``initialized`` (paths), ``parameters_before`` and
         ``parameters_after``, what :func:`axcore.inference.compare_logits` says of it and the dense
         model, ``equal`` (whether the mixture computes
-        what the dense model does; None where it is not known), ``noise``, ``drop_ratio``, ``seed``,
-        ``step`` and ``out``. The same stands in ``upcycling.json``.
+        what the dense model does; None where it is not known), ``frozen`` (those of
+        ``initialized`` that the config's learner does not train), ``noise``, ``drop_ratio``,
+        ``seed``, ``step`` and ``out``. The same stands in ``upcycling.json``.
 
     Raises:
         ConfigError: See :func:`upcycle_state`; the model has mixtures already (AX931); or ``seed``
@@ -193,7 +194,8 @@ def upcycle_directory(
     cfg: Any = loaded.cfg.copy()
     for modifier in modifiers:
         cfg = apply_modifier(cfg, modifier)
-    mixture: Module = cfg.copy().instantiate(name="trainer").model
+    trainer: Any = cfg.copy().instantiate(name="trainer")
+    mixture: Module = trainer.model
     key = jax.random.key(seed)
     made = upcycle_state(loaded.state, mixture, key, noise=noise, drop_ratio=drop_ratio)
     what, way_out = "the mixture", "lower the noise, or look at router.scale"
@@ -218,6 +220,7 @@ def upcycle_directory(
         "parameters_after": sum(x.size for x in jax.tree.leaves(made.state)),
         **compared,
         "equal": _is_equal(compared),
+        "frozen": _frozen(trainer, made.initialized),
         "step": loaded.step,
     }
     if record["equal"] is False and not noise and not drop_ratio:
@@ -226,6 +229,14 @@ def upcycle_directory(
             "experts do not sum to 1, or a capacity drops tokens, or there are shared experts "
             "(router.normalize=True and router.scale=1 make copies equal the dense layer)",
             compared["max_abs_logit_difference"],
+        )
+    if record["frozen"]:
+        _log.warning(
+            "%d arrays that begin anew, such as %s, stay as they were drawn when this config "
+            "trains: learner.frozen_params leaves them out (state it anew, or merge adapters "
+            "before upcycling: axcore peft merge)",
+            len(record["frozen"]),
+            record["frozen"][0],
         )
     write_model(out, cfg, made.state, like=loaded, records={UPCYCLING_RECORD: record})
     return {**record, "out": str(out)}
@@ -255,6 +266,18 @@ def _check_finite(state: Any, what: str, where: str, hint: str) -> None:
                 where=where,
                 hint=hint,
             )
+
+
+def _frozen(trainer: Any, paths: Iterable[str]) -> list[str]:
+    """Returns those parameters that the learner leaves as they are."""
+    if not hasattr(trainer.learner, "split"):
+        return []
+    specs = trainer.model.parameter_specs()
+    structs = jax.tree.map(lambda spec: spec.struct(), specs)
+    _, frozen = jax.eval_shape(lambda p: trainer.learner.split(p, specs), structs)
+    meant = {p: s.struct() for p, s in flatten_specs(specs).items() if s.kind == "parameter"}
+    stay = stack_form.canonical(stack_form.flatten(frozen)).keys()
+    return [p for p in paths if p in stay & stack_form.canonical(meant).keys()]
 
 
 def _mixtures(model: Module) -> Iterator[tuple[str, MoE]]:

@@ -31,6 +31,8 @@ _MESH = re.compile(
 )
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _PAIR = re.compile(r"\{(\d+,\d+)\}")
+# How the TPU compiler names a sum of which each device keeps a part, fused into one.
+_SCATTERED = "all-reduce-scatter"
 _UNKNOWN = "unknown"
 # A device with itself.
 _NONE = "none"
@@ -75,6 +77,8 @@ def find_collectives(program: Program, mesh: Mapping[str, int]) -> tuple[Collect
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _KINDS:
             continue
+        if kind == "all-reduce" and computation.startswith(_SCATTERED):
+            kind = "reduce-scatter"
         pairs = _PAIRS.search(instruction.attributes)
         if pairs is not None:
             group, axes = None, _axes_of_pairs(pairs[1], mesh)

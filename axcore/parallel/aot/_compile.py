@@ -30,7 +30,7 @@ __all__ = ["CompileResult", "compile_for"]
 
 _log = logging.getLogger("axcore.aot")
 # Part of the key: another form of the result, or another reading of the text, is another result.
-_FORM = 7
+_FORM = 8
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -136,6 +138,22 @@ def test_a_loop_whose_count_is_not_stated_runs_up_to_what_its_condition_compares
     assert found["all-gather"] == 7
     unknown = text.replace("direction=LT", "direction=NE")
     assert {c.count for c in find_collectives(read_program(unknown), MESH)} == {1}
+
+
+def test_a_sum_that_is_fused_with_the_choice_of_a_part_is_a_scatter():
+    """As the TPU compiler writes it."""
+    fused = (
+        "%all-reduce-scatter.1 (x: f32[64,64]) -> f32[16,64] {\n"
+        "  %x = f32[64,64]{1,0} parameter(0)\n"
+        "  %sum.1 = f32[64,64]{1,0} all-reduce(%x), channel_id=3, "
+        "replica_groups=mesh['a'=4,'b'=2] {'a'}, to_apply=%sum\n"
+        "  %i = s32[] partition-id()\n"
+        "  ROOT %part = f32[16,64]{1,0} dynamic-slice(%sum.1, %i, %i)\n}\n\nENTRY "
+    )
+    text = re.sub(
+        r"reduce-scatter\(%grad\).*", "fusion(%grad), calls=%all-reduce-scatter.1", TEXT
+    ).replace("ENTRY ", fused)
+    assert find_collectives(read_program(text), MESH) == find_collectives(read_program(TEXT), MESH)
 
 
 def test_an_instruction_may_go_on_over_lines_that_begin_with_braces():

@@ -41,6 +41,8 @@ _ASSIGNED_COPIES = 6
 _STATE_FACTOR_WITH_SUM = 5
 # Share of the memory that a step may be counted to take.
 _USABLE = 0.85
+# Share of the memory that parameters and what belongs to them may take for shards of whole tiles.
+_REPLICATED_SHARE = 0.1
 # Share of the peak that products of narrow experts are taken to reach.
 _EXPERT_EFFICIENCY = 0.4
 # A microbatch of fewer tokens per device no longer hides the gathering of weights.
@@ -70,12 +72,14 @@ def fully_sharded(
     choices: Sequence[RematChoice],
     model: int = 1,
     max_model: int | None = None,
+    tile: int = 1,
 ) -> tuple[Config, ...]:
     """Returns modifiers that shard parameters over a slice and keep what memory allows.
 
-    The mesh is ``fsdp=-1, model=...`` inside a slice and ``data=-1`` across slices. The first
-    choice under which a microbatch of sensible size fits is taken, with as few microbatches as
-    memory allows; if none does, the last one with one row at a time.
+    The mesh is ``fsdp=-1, model=...`` inside a slice and ``data=-1`` across slices; a slice too has
+    replicas (``data``) where the model is small and its width would be cut into less than tiles.
+    The first choice under which a microbatch of sensible size fits is taken, with as few
+    microbatches as memory allows; if none does, the last one with one row at a time.
 
     Args:
         traits: The experiment's traits.
@@ -85,6 +89,7 @@ def fully_sharded(
             otherwise.
         max_model: Parts they may be split into when there are fewer rows than devices; None
             means ``model``.
+        tile: What a shard of the width should be a multiple of.
 
     Example:
         >>> traits = Traits(batch_size=8, seq_len=128)
@@ -95,15 +100,16 @@ def fully_sharded(
     """
     per_slice = instance.num_devices // instance.num_slices
     model = _model_parts(traits, instance, per_slice, model, max_model or model)
-    shape = MeshShape(fsdp=-1, model=model, across_slices={"data": -1})
+    data = _replicas(traits, instance, per_slice // model, tile)
+    shape = MeshShape(data=data, fsdp=-1, model=model, across_slices={"data": -1})
     rows = _rows_per_shard(traits, instance.num_devices // model)
-    free = instance.hbm_bytes - _STATE_FACTOR * traits.parameter_bytes / per_slice
+    free = instance.hbm_bytes - _STATE_FACTOR * traits.parameter_bytes * data / per_slice
     choice, steps = _choose(traits, choices, rows, max(free, 0) * _ACTIVATION_SHARE, model)
     return _modifiers(traits, shape, choice, steps)
 
 
 def experts_sharded(
-    traits: Traits, instance: Instance, *, max_model: int = 8
+    traits: Traits, instance: Instance, *, max_model: int = 8, tile: int = 1
 ) -> tuple[Config, ...]:
     """Returns modifiers for a model with experts: the mesh axis ``expert`` beside ``fsdp``.
 
@@ -120,6 +126,7 @@ def experts_sharded(
         traits: The experiment's traits, of a model with experts.
         instance: The machine.
         max_model: Parts that tensors may be split into.
+        tile: As for :func:`fully_sharded`.
 
     Example:
         >>> traits = Traits(batch_size=8, seq_len=128, num_experts=4)
@@ -150,7 +157,8 @@ def experts_sharded(
             _USABLE * instance.hbm_bytes
         ):
             break
-    shape = MeshShape(expert=expert, fsdp=-1, model=model, across_slices={"data": -1})
+    data = _replicas(traits, instance, per_slice // model // expert, tile)
+    shape = MeshShape(data=data, expert=expert, fsdp=-1, model=model, across_slices={"data": -1})
     return _modifiers(traits, shape, choice, steps)
 
 
@@ -164,6 +172,22 @@ def _modifiers(
     if steps > 1:
         modifiers.append(SetModifier.Config(values={"accumulation_steps": steps}))
     return tuple(modifiers)
+
+
+def _replicas(traits: Traits, instance: Instance, shards: int, tile: int) -> int:
+    """Returns the replicas at which shards of the width are whole tiles; 1 if none or too large.
+
+    Shards of less than a tile are gathered and scattered as sums of whole arrays by compilers for
+    TPUs, which is twice the traffic.
+    """
+    per_slice = instance.num_devices // instance.num_slices
+    width, replicas = traits.embed_dim, 1
+    while width and width % (shards // replicas * tile):
+        replicas *= 2
+        state = _STATE_FACTOR * traits.parameter_bytes * replicas / per_slice
+        if shards % replicas or state > _REPLICATED_SHARE * instance.hbm_bytes:
+            return 1
+    return replicas
 
 
 def _expert_parts(traits: Traits, instance: Instance, model: int, rows: int) -> int:

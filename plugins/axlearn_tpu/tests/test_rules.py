@@ -1,5 +1,6 @@
 """Rules of TPU slices: what they make of a model's traits, and that they know nothing else."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -44,10 +45,24 @@ def test_memory_decides_what_is_saved_and_how_many_microbatches(rule, traits, na
     assert (got, microbatches) == (remat, steps)
 
 
+@pytest.mark.parametrize(
+    ("traits", "replicas"),
+    [
+        (DENSE_7B, 1),  # 4096 over 256 are two tiles
+        (dataclasses.replace(DENSE_7B, embed_dim=1024), 2),
+        (dataclasses.replace(DENSE_7B, embed_dim=1024, parameter_bytes=400 * 2**30), 1),  # no room
+        (dataclasses.replace(DENSE_7B, embed_dim=1000), 1),  # 125 tiles: whole on one device
+    ],
+)
+def test_shards_are_whole_tiles_where_replicas_take_little(traits, replicas):
+    shape, _, _ = apply_rule(rules.v5p, traits, "tpu-v5p-512")
+    assert shape == MeshShape(data=replicas, fsdp=-1, across_slices={"data": -1})
+
+
 def test_tensors_are_split_when_there_are_fewer_rows_than_devices():
     shape, _, _ = apply_rule(rules.v5p, DENSE_7B, "tpu-v5p-8192")
-    assert shape.sizes(4096)["fsdp"] == 1024
-    assert shape.model == 4
+    # Shards of 4096 / 1024 would be half a tile.
+    assert shape.sizes(4096) | {"data": 2, "fsdp": 512, "model": 4} == shape.sizes(4096)
 
 
 def test_a_model_that_rematerializes_nothing_is_left_so():
@@ -92,7 +107,7 @@ class TestBackend(BackendConformance):
             "qwen3-30B-A3B",
             "tpu-v5p-1024",
             "v5p-experts",
-            {"expert": 1, "model": 1},
+            {"data": 4, "expert": 1, "model": 1},  # shards of 2048 / 128 are whole tiles
             "sites",
             sets=("seq_len=16384",),
         ),

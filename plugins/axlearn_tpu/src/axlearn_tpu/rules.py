@@ -4,6 +4,8 @@ All shard parameters and optimizer state over a whole slice (``fsdp=-1``) and re
 (``data=-1`` over the data centre network): a slice's ICI is fast enough to gather the weights of
 one layer while another is at work. They differ in what the backward pass finds: that is a matter of
 memory. Tensors are split (``model``) only where a step has fewer rows than the machine has devices.
+A small model on a large slice has replicas inside it too (``data``): weights whose shards are less
+than a tile of eight rows are gathered as sums, which moves twice as much.
 
 Mixtures of experts (trait ``moe``) add groups of experts (``expert``) where the weights of a layer
 are too large to be gathered whole, and save what attention makes where it fits.
@@ -30,6 +32,8 @@ _QKV_AND_OUT = RematChoice(Remat("sites", save=("qkv_proj", "attn_out")), whole=
 _OFFLOAD_DOTS = RematChoice(Remat("offload_dots"), whole=3)
 _FULL = RematChoice(Remat("full"), whole=1)
 _MAX_MODEL = 8
+# Rows of a tile.
+_TILE = 8
 _INT8 = QuantizeModifier.Config(recipe="int8", override=True)
 
 
@@ -60,9 +64,9 @@ def v7x(traits: Traits, instance: Instance) -> tuple[Config, ...]:
 
 def experts(traits: Traits, instance: Instance) -> tuple[Config, ...]:
     """A mixture of experts on any generation; INT8 on v5e as for dense models."""
-    fitted = experts_sharded(traits, instance, max_model=_MAX_MODEL)
+    fitted = experts_sharded(traits, instance, max_model=_MAX_MODEL, tile=_TILE)
     return (*fitted, _INT8) if instance.family == "tpu-v5e" else fitted
 
 
 def _slice(traits: Traits, instance: Instance, *choices: RematChoice) -> tuple[Config, ...]:
-    return fully_sharded(traits, instance, choices=choices, max_model=_MAX_MODEL)
+    return fully_sharded(traits, instance, choices=choices, max_model=_MAX_MODEL, tile=_TILE)

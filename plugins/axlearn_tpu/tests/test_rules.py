@@ -107,7 +107,7 @@ class TestBackend(BackendConformance):
             "qwen3-30B-A3B",
             "tpu-v5p-1024",
             "v5p-experts",
-            {"data": 4, "expert": 1, "model": 1},  # shards of 2048 / 128 are whole tiles
+            {"data": 2, "expert": 1, "model": 1},  # shards of 2048 / 256 are tiles
             "sites",
             sets=("seq_len=16384",),
         ),

@@ -72,7 +72,7 @@ def fully_sharded(
     choices: Sequence[RematChoice],
     model: int = 1,
     max_model: int | None = None,
-    tile: int = 1,
+    tile: tuple[int, int] = (1, 1),
 ) -> tuple[Config, ...]:
     """Returns modifiers that shard parameters over a slice and keep what memory allows.
 
@@ -89,7 +89,8 @@ def fully_sharded(
             otherwise.
         max_model: Parts they may be split into when there are fewer rows than devices; None
             means ``model``.
-        tile: What a shard of the width should be a multiple of.
+        tile: Rows and lanes of which the compiler lays out whole tiles. A shard of the width should
+            be a multiple of the rows.
 
     Example:
         >>> traits = Traits(batch_size=8, seq_len=128)
@@ -100,7 +101,7 @@ def fully_sharded(
     """
     per_slice = instance.num_devices // instance.num_slices
     model = _model_parts(traits, instance, per_slice, model, max_model or model)
-    data = _replicas(traits, instance, per_slice // model, tile)
+    data = _replicas(traits, instance, per_slice // model, tile[0])
     shape = MeshShape(data=data, fsdp=-1, model=model, across_slices={"data": -1})
     rows = _rows_per_shard(traits, instance.num_devices // model)
     free = instance.hbm_bytes - _STATE_FACTOR * traits.parameter_bytes * data / per_slice
@@ -109,7 +110,11 @@ def fully_sharded(
 
 
 def experts_sharded(
-    traits: Traits, instance: Instance, *, max_model: int = 8, tile: int = 1
+    traits: Traits,
+    instance: Instance,
+    *,
+    max_model: int = 8,
+    tile: tuple[int, int] = (1, 1),
 ) -> tuple[Config, ...]:
     """Returns modifiers for a model with experts: the mesh axis ``expert`` beside ``fsdp``.
 
@@ -153,11 +158,11 @@ def experts_sharded(
     # Fewest microbatches first: with more of them weights travel more often.
     for choice, steps in ((c, n) for n in range(1, rows + 1) if rows % n == 0 for c in choices):
         expert = _expert_parts(traits, instance, model, rows // steps)
-        if _needed(traits, instance, choice, model, expert, rows // steps, steps) <= (
-            _USABLE * instance.hbm_bytes
-        ):
+        needed = _needed(traits, instance, choice, model, expert, rows // steps, steps)
+        needed += _padding(traits, per_slice // model // expert, per_slice, tile[1])
+        if needed <= _USABLE * instance.hbm_bytes:
             break
-    data = _replicas(traits, instance, per_slice // model // expert, tile)
+    data = _replicas(traits, instance, per_slice // model // expert, tile[0])
     shape = MeshShape(data=data, expert=expert, fsdp=-1, model=model, across_slices={"data": -1})
     return _modifiers(traits, shape, choice, steps)
 
@@ -251,6 +256,19 @@ def _needed(
     # A layer at work has queries, keys, values, their gradients and attention's result.
     attention = 2 * tokens * 3 * traits.head_features / model
     return state + gathered + saved + _ASSIGNED_COPIES * assigned + attention
+
+
+def _padding(traits: Traits, shards: int, per_slice: int, lanes: int) -> float:
+    """Returns bytes that one device's gradients of experts take beside their own.
+
+    The last matrix of three has the width as its last dim, of which a shard takes whole lanes. Its
+    gradients are there twice: of a microbatch and summed, or of a layer and stacked.
+    """
+    if not traits.embed_dim:
+        return 0.0
+    shard = traits.embed_dim / shards
+    padded = lanes * math.ceil(shard / lanes)
+    return 2 * traits.expert_bytes / 3 / per_slice * (padded / shard - 1)
 
 
 def _model_parts(traits: Traits, instance: Instance, per_slice: int, wanted: int, most: int) -> int:

@@ -111,7 +111,9 @@ class TestBackend(BackendConformance):
             "sites",
             sets=("seq_len=16384",),
         ),
-        mixture("deepseek-V3", "tpu-v5p-2048", "v5p-experts", {"expert": 2, "model": 1}, "full", 5),
+        mixture(
+            "deepseek-V3", "tpu-v5p-2048", "v5p-experts", {"expert": 2, "model": 1}, "full", 15
+        ),
         mixture("mixtral-8x7B", "tpu-v5p-128", "v5p-experts", {"expert": 1, "model": 1}, "full"),
         mixture("mixtral-8x7B", "tpu-v5e-256", "v5e-experts", {"expert": 2, "model": 1}, "full", 2),
     )

@@ -32,8 +32,8 @@ _QKV_AND_OUT = RematChoice(Remat("sites", save=("qkv_proj", "attn_out")), whole=
 _OFFLOAD_DOTS = RematChoice(Remat("offload_dots"), whole=3)
 _FULL = RematChoice(Remat("full"), whole=1)
 _MAX_MODEL = 8
-# Rows of a tile.
-_TILE = 8
+# Rows and lanes of a tile.
+_TILE = (8, 128)
 _INT8 = QuantizeModifier.Config(recipe="int8", override=True)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,6 +173,20 @@ def test_an_expert_does_not_choose_padding():
     assert valid.sum() == EXPERTS * real.sum()  # all that are no padding
     for b in range(BATCH):
         assert real[b][tokens[b][valid[b]]].all()
+
+
+def test_decoding_says_that_experts_have_nothing_to_choose_among(caplog):
+    cfg = ExpertChoiceRouter.Config().set(input_dim=DIM, num_experts=EXPERTS, top_k=2)
+    router = cfg.instantiate(name="router")
+    info = dataclasses.replace(sequence_info(1, 1), purpose="decode")
+    with caplog.at_level(logging.WARNING, logger="axcore.moe"):
+        functional(
+            router,
+            state=random_params(router),
+            inputs=(inputs(1, 1), jnp.ones((1, 1), bool), info),
+            is_training=False,
+        )
+    assert "what is generated is not what was trained" in caplog.text
 
 
 def test_a_hash_depends_on_the_id_alone():

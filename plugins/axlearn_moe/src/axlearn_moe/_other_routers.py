@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+
 import jax
 import jax.numpy as jnp
 
@@ -13,6 +16,8 @@ from axlearn_moe._routing import Routing, best, chosen, expert_capacity
 __all__ = ["ExpertChoiceRouter", "HashRouter", "Top2RandomRouter"]
 
 _TOKEN_IDS = "input_ids"
+# Below core's name, so that the command line shows it.
+_log = logging.getLogger("axcore.moe")
 
 
 class Top2RandomRouter(ScoreRouter):
@@ -52,7 +57,7 @@ class ExpertChoiceRouter(ScoreRouter):
     to several. Weights are the softmax over all experts. Zhou et al., arXiv:2202.09368.
 
     An expert's choice depends on the whole row. In a decoder this lets a token know of later ones:
-    it is meant for encoders.
+    it is meant for encoders; decoding, which has one token of a row at a time, warns.
     """
 
     class Config(ScoreRouter.Config):
@@ -60,7 +65,9 @@ class ExpertChoiceRouter(ScoreRouter):
 
     def forward(self, x: jax.Array, real: jax.Array, info: SequenceInfo) -> Routing:
         """Lets each expert choose among the tokens of (batch, seq, input_dim)."""
-        del info
+        if info.purpose == "decode":
+            # A word, not an error: a run that samples at its end must not fail there.
+            _tell_decoding(self.config_path or self.path)
         cfg = self.cfg
         logits = self._logits(x)
         probs = jax.nn.softmax(logits)
@@ -107,6 +114,15 @@ class HashRouter(BaseRouter):
         is_chosen = jnp.any(experts[..., None] == jnp.arange(cfg.num_experts), axis=-2)
         probs = is_chosen / jnp.float32(cfg.top_k)
         return Routing(experts, gates, valid, jnp.zeros_like(probs), probs, real)
+
+
+@functools.cache  # once, however many layers there are
+def _tell_decoding(where: str) -> None:
+    _log.warning(
+        "%s: experts choose among all tokens of a row, and decoding has one at a time: what is "
+        "generated is not what was trained (use another router in a decoder)",
+        where,
+    )
 
 
 def _hashed(ids: jax.Array, seed: int) -> jax.Array:

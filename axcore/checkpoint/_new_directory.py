@@ -37,7 +37,10 @@ def new_directory(out: Path, *, size_bytes: int = 0) -> Iterator[Path]:
                 partial.mkdir(parents=True, exist_ok=True)
                 if not held.enter_context(_alone(partial)):
                     raise CheckpointError(
-                        "another process is writing it", code="AX618", where=str(partial)
+                        "another process is writing it",
+                        code="AX618",
+                        where=str(partial),
+                        hint="wait until it has ended, or choose another --out",
                     )
                 _clear(partial)
             except OSError as error:
@@ -48,6 +51,7 @@ def new_directory(out: Path, *, size_bytes: int = 0) -> Iterator[Path]:
                         f"the disk is full: {size_bytes:,} bytes are needed, {free:,} are free",
                         code="AX602",
                         where=str(out),
+                        hint="free some space, or choose another --out",
                     )
                 yield partial
                 (partial / _LOCK).unlink()

@@ -338,6 +338,7 @@ class OrbaxCheckpointer(BaseCheckpointer):
                     f"there is no checkpoint of step {step}; there are: {have}",
                     code="AX605",
                     where=str(self._root()),
+                    hint="without a step the newest good one is taken",
                 )
             found = _manifest.read(self._path(step))
             # The first process has compared the contents for all.

@@ -97,7 +97,7 @@ def load_model(
                 "there is no good checkpoint",
                 code="AX605",
                 where=str(run.checkpoints),
-                hint="train a few steps first",
+                hint="train a few steps first; warnings before this name damaged ones",
             )
         state = trainer.abstract_state()
         wanted = {"model": state.model} | ({"learner": state.learner} if use_ema else {})

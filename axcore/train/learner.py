@@ -177,7 +177,11 @@ class Learner(Module):
             TrainError: ``ema_decay`` is not set.
         """
         if state.ema is None:
-            raise TrainError("there is no moving average", where=self._where("ema_decay"))
+            raise TrainError(
+                "there is no moving average",
+                where=self._where("ema_decay"),
+                hint="the run was trained without learner.ema_decay: leave --ema out",
+            )
         trainable, frozen = self.split(params, specs)
         if self.cfg.state_memory == "host":
             state = moved(state, jax.memory.Space.Device)

@@ -218,6 +218,18 @@ def test_full_logits_never_exist(layout):
     assert memory.temp_size_in_bytes < 4 * tokens * v
 
 
+def test_a_chunk_of_a_large_vocabulary_has_tokens_enough_for_a_product():
+    """2**24 logits would be 64 tokens; each chunk reads the whole weight."""
+    args = (
+        jax.ShapeDtypeStruct((2048, 4), jnp.float32),
+        jax.ShapeDtypeStruct((2**18, 4), jnp.float32),
+        jax.ShapeDtypeStruct((2048,), jnp.int32),
+    )
+    jaxpr = jax.make_jaxpr(ops.linear_cross_entropy)(*args).jaxpr
+    (scan,) = (e for e in equations(jaxpr) if e.primitive.name == "scan")
+    assert scan.params["length"] == 2048 // xla.CHUNK_TOKENS == 4
+
+
 def test_one_recompute_at_most():
     """Backward of a chunked loss: logits, again, and two products for the gradients."""
     hidden, weight, targets = inputs(64, d=32, v=64)

@@ -49,7 +49,7 @@ def linear_cross_entropy(
         - \frac{s}{V} \sum_v l_v, \quad z = \Big(\log\sum_v e^{l_v}\Big)^2
 
     Tokens are taken in chunks; the backward pass computes each chunk's logits once more. Up to
-    2**24 logits per device (64 MiB) there is one chunk and nothing is computed twice.
+    2**24 logits (64 MiB) or 512 tokens per device there is one chunk and nothing is computed twice.
 
     Args:
         hidden: (..., D) final hidden states.
@@ -63,7 +63,7 @@ def linear_cross_entropy(
         label_smoothing: s in the formula, in [0, 1).
         valid_vocab_size: Size of the vocabulary when V is padded; entries past it take no part.
         chunk_tokens: Tokens per chunk on one device; by default such that a chunk has up to 2**24
-            logits.
+            logits, and 512 at least.
         dot_general: Replaces ``jax.lax.dot_general`` and is called like it; a function, or a child
             such as :class:`DotGeneral` (quantization).
         implementation: Forces a kernel by name.

@@ -25,10 +25,13 @@ from axcore.ops._linear_cross_entropy._token_shards import token_shards
 from axcore.ops._select import ambient_target, sharded_axes
 from axcore.transforms import remat, scan
 
-__all__ = ["CHUNK_LOGITS", "linear_cross_entropy_xla"]
+__all__ = ["CHUNK_LOGITS", "CHUNK_TOKENS", "linear_cross_entropy_xla"]
 
 #: Logits of one chunk on one device (64 MiB of float32); inputs up to this are not chunked.
 CHUNK_LOGITS = 2**24
+#: Tokens that a chunk has at least: each chunk reads the weight three times and its gradient once,
+#: and accelerators multiply 200 to 600 numbers in the time that one is read in.
+CHUNK_TOKENS = 512
 
 
 class _Static(NamedTuple):
@@ -62,7 +65,7 @@ def linear_cross_entropy_xla(
     static = _Static(layout, logit_cap, label_smoothing, valid_vocab_size, vocab_shards > 1)
     if chunk_tokens is None:
         vocab_size = weight.shape[0 if layout == "vd" else 1]
-        chunk_tokens = max(1, CHUNK_LOGITS * vocab_shards // vocab_size)
+        chunk_tokens = max(CHUNK_TOKENS, CHUNK_LOGITS * vocab_shards // vocab_size)
     in_chunks = partial(_in_chunks, static, dot_general, chunk_tokens)
     arrays = (hidden, weight.astype(jnp.float32), targets, seen)
     # A replaced product may be a child, which has no context on a shard.

@@ -38,8 +38,9 @@ __all__ = [
     "memory_estimate",
 ]
 
-# Elements of a chunk of logits; see ops.linear_cross_entropy.
+# Elements of a chunk of logits, and its tokens at least; see ops.linear_cross_entropy.
 _CHUNK_LOGITS = 2**24
+_CHUNK_TOKENS = 512
 _FLOAT32_BYTES = 4
 
 
@@ -318,7 +319,8 @@ class Microbatch:
         axes = ("batch", "seq", "vocab")
         shape = (self.rows, tokens, vocab)
         logits = self.whole.array("activation", shape, axes, "float32", "logits")
-        logits = min(logits, _CHUNK_LOGITS * _FLOAT32_BYTES)
+        row = self.whole.array("activation", (vocab,), ("vocab",), "float32", "logits")
+        logits = min(logits, max(_CHUNK_LOGITS * _FLOAT32_BYTES, _CHUNK_TOKENS * row))
         dim = self.model.cfg.model_dim
         hidden = self.whole.array(
             "activation",

@@ -38,8 +38,9 @@ from axcore.parallel.traits import expert_dim
 
 __all__ = ["attention_dims", "built", "experts_per_token", "model_flops"]
 
-# Logits above this are computed in chunks that the backward pass recomputes.
+# Logits, and tokens, above which they are computed in chunks that the backward pass recomputes.
 _HEAD_CHUNK = 2**24
+_HEAD_TOKENS = 512
 
 
 def model_flops(
@@ -237,7 +238,7 @@ class _Walk:
     def _head_recompute(self, spec: ParameterSpec) -> float:
         names = [a for a in spec.axes if a == "vocab"]
         vocab = spec.shape[spec.axes.index("vocab")] if names else 1
-        return float(self.target_len * vocab > _HEAD_CHUNK)
+        return float(self.target_len * vocab > max(_HEAD_CHUNK, _HEAD_TOKENS * vocab))
 
     def _predictions(self) -> int:
         """Positions of a row at which the head predicts a token, further tokens included."""

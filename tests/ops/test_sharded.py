@@ -20,10 +20,14 @@ class Attend(Module):
         return ops.attention(q, k, v, mask=Causal() & SegmentIds(), q_segment_ids=ids)
 
 
+def losses(hidden, weight, targets):
+    out = ops.linear_cross_entropy(hidden, weight, targets, chunk_tokens=8)
+    return out.loss + 0.1 * out.z_loss
+
+
 class Loss(Module):
     def forward(self, hidden, weight, targets):
-        out = ops.linear_cross_entropy(hidden, weight, targets, chunk_tokens=8)
-        return out.loss + 0.1 * out.z_loss
+        return losses(hidden, weight, targets)
 
 
 def gradients(module, target, num_float, *inputs):
@@ -93,6 +97,27 @@ def test_linear_cross_entropy_of_sharded_tokens_and_weight(sizes, rules, lead):
     )
     expected = gradients(Loss, None, 2, hidden, weight, targets)
     close(gradients(Loss, target, 2, *inputs), expected)
+
+
+def test_linear_cross_entropy_inside_a_shard_map_of_another_axis():
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden, weight = jax.random.normal(keys[0], (8, 16, 8)), jax.random.normal(keys[1], (16, 8))
+    targets = jax.random.randint(keys[2], (8, 16), 0, 16)
+    target = ProgramTarget("cpu-8", "cpu", mesh_of({"data": 2, "fsdp": 4}))
+
+    class Mapped(Module):
+        def forward(self, hidden, weight, targets):
+            return jax.shard_map(
+                losses,
+                mesh=target.mesh,
+                in_specs=(P("data"), P(), P("data")),
+                out_specs=P("data"),
+                axis_names={"data"},
+                check_vma=False,
+            )(hidden, weight, targets)
+
+    expected = gradients(Loss, None, 2, hidden, weight, targets)
+    close(gradients(Mapped, target, 2, hidden, weight, targets), expected)
 
 
 def mesh_of(sizes):

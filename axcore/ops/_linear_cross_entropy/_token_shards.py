@@ -187,7 +187,9 @@ def _copies_bwd(shards: TokenShards, dtype: Any, saved: None, grad: jax.Array) -
         for dim, axes in enumerate(shards.gathered):
             if axes:
                 grad = lax.psum_scatter(grad, axes, scatter_dimension=dim, tiled=True)
-        return lax.psum(grad, rest) if rest else grad
+        grad = lax.psum(grad, rest) if rest else grad
+        # libtpu 0.0.42 fails on a sum over devices that a loop over microbatches adds up.
+        return lax.optimization_barrier(grad)
 
     return (shards.everywhere(scatter, shards.copied, shards.stored)(grad),)
 

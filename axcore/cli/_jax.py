@@ -77,6 +77,10 @@ def jax_started(*, cache: bool = True) -> Iterator[None]:
     """
     import jax
 
+    from axcore.parallel import detect, prepare_host, resolve_instance
+
+    if detect() == "cpu":
+        prepare_host(resolve_instance("cpu"))  # JAX looks for no accelerator, and does not complain
     if is_untested(jax.__version__):
         _log.warning(
             "JAX %s is newer than the newest that axcore was tested with (%s)",

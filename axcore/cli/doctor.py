@@ -28,6 +28,8 @@ _EXTRAS = {
     "plots": ("matplotlib", "plots/loss.png"),
     "tensorboard": ("tensorboardX", "TensorBoard files"),
     "parquet": ("pyarrow", "Parquet data"),
+    "tokenizers": ("tokenizers", "tokenizers of Hugging Face, SentencePiece and tiktoken"),
+    "convert": ("safetensors", "axcore convert"),
 }
 
 

@@ -151,7 +151,12 @@ def _text(report: Mapping[str, Any]) -> str:
     missing = _missing(report)
     if missing:
         lines += ["", "not written:", *(f"  {line}" for line in missing)]
-    lines += ["", f'try: axcore generate --from {shlex.quote(out)} --prompt "The " --max-tokens 50']
+    place = shlex.quote(out)
+    lines.append("")
+    if sample:
+        lines.append(f'try: axcore generate --from {place} --prompt "The " --max-tokens 50')
+    else:  # encoders and models of images make no text
+        lines.append(f"try: axcore eval --from {place}")
     return "\n".join(lines)
 
 

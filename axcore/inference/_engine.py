@@ -84,6 +84,13 @@ class Generator:
                 code="AX825",
                 hint="encoders and classifiers make no text",
             )
+        if hasattr(model, "encode"):
+            raise CliError(
+                f"the model ({type(model).__name__}) cannot generate from a prompt alone: "
+                "its decoder reads what its encoder made of a source",
+                code="AX825",
+                hint="call its encode, prefill and decode",
+            )
         self.model, self.state = model, state
         self.max_seq_len = max_seq_len
         ids = () if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)

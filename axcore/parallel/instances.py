@@ -219,7 +219,9 @@ def peak_flops(instance: Instance, dtype: str) -> float | None:
         dtype: Dtype name of the factors, such as ``"bfloat16"``.
     """
     if instance.platform == "cpu":
-        return _measured_cpu_flops(dtype) / instance.num_devices
+        # Narrow products that XLA's CPU backend has no fast code for are no measure of the machine.
+        best = max(_measured_cpu_flops(dtype), _measured_cpu_flops("float32"))
+        return best / instance.num_devices
     return instance.peak_flops.get(dtype)
 
 

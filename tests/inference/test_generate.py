@@ -12,6 +12,7 @@ from axcore.layers import (
     Attention,
     CausalLM,
     Decoder,
+    EncoderDecoder,
     RepeatedTransformer,
     StackedTransformer,
     TransformerLayer,
@@ -195,6 +196,11 @@ def test_compiled_programs_are_all_there_is(model, monkeypatch):
 def test_a_model_that_cannot_generate_is_named(model):
     with pytest.raises(CliError, match="AX825"):
         Generator(model[0].embedding, {}, max_seq_len=None)
+
+
+def test_an_encoder_decoder_needs_more_than_a_prompt():
+    with pytest.raises(CliError, match="AX825"):
+        Generator(EncoderDecoder.__new__(EncoderDecoder), {}, max_seq_len=None)
 
 
 @pytest.mark.parametrize("stack", [RepeatedTransformer.Config(), StackedTransformer.Config()])

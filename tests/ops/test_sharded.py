@@ -13,6 +13,7 @@ from axcore.ops._linear_cross_entropy._xla import _fitting
 from axcore.parallel import MeshShape, ProgramTarget, ShardingRules, build_mesh
 from axcore.parallel.aot._collectives import find_collectives
 from axcore.parallel.aot._hlo import read_program
+from axcore.testing import equations
 
 
 class Attend(Module):
@@ -169,6 +170,17 @@ def test_a_chunked_loss_gathers_and_reduces_its_weight_once_for_all_chunks(sizes
     if "data" in sizes:  # replicas of the weight: the part that was scattered to a device
         expected["all-reduce", "data"] = (1, part // sizes["fsdp"])
     assert few == many == expected
+
+
+def test_a_loss_s_gradient_is_not_added_up_as_it_leaves_the_sum_over_devices():
+    """libtpu 0.0.42 fails where a loop over microbatches adds such sums up (its code motion)."""
+    target = ProgramTarget("cpu-8", "cpu", build_mesh(MeshShape(fsdp=8), jax.devices()))
+    arrays = (jnp.zeros((8, 16, 8)), jnp.zeros((16, 8)), jnp.zeros((8, 16), jnp.int32))
+    program = jax.make_jaxpr(lambda *inputs: gradients(Loss, target, 2, *inputs))(*arrays)
+    every = list(equations(program))
+    sums = [v for e in every if e.primitive.name == "reduce_scatter" for v in e.outvars]
+    held = [v for e in every if e.primitive.name == "optimization_barrier" for v in e.invars]
+    assert sums and all(any(v is h for h in held) for v in sums)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

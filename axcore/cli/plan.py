@@ -184,7 +184,12 @@ def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:
     if report.chosen is None:
         lines.append(_nothing(report))
     else:
-        lines += ["", f"chosen: {report.chosen.candidate.describe()}"]
+        chosen = report.chosen.candidate
+        unverified = any(
+            v.fits is None and found.ranked[v.number].candidate == chosen for v in report.verified
+        )
+        note = " (by prediction alone: it was not verified, see above)" if unverified else ""
+        lines += ["", f"chosen: {chosen.describe()}{note}"]
         lines.append(
             f"the rule is in {args.emit}: give it with --rules {args.emit}"
             if args.emit

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from axcore._files import atomic_write
+from axcore._memory import peak_rss_bytes
 from axcore.errors import AotError
 from axcore.parallel.aot._buffers import Buffer, largest_buffers
 from axcore.parallel.aot._collectives import Collective, find_collectives
@@ -135,7 +135,7 @@ def _compile(
                 exit_code=4,
             ) from error
         seconds = time.perf_counter() - start
-        return CompileResult(None, refused, (), (), seconds, _peak_rss_bytes())
+        return CompileResult(None, refused, (), (), seconds, peak_rss_bytes())
     program = read_program(step.call.as_text())  # pyright: ignore[reportFunctionMemberAccess]
     return CompileResult(
         memory=step.memory,
@@ -143,7 +143,7 @@ def _compile(
         collectives=find_collectives(program, mesh),
         buffers=largest_buffers(program),
         compile_seconds=step.compile_seconds,
-        peak_rss_bytes=_peak_rss_bytes(),
+        peak_rss_bytes=peak_rss_bytes(),
     )
 
 
@@ -165,15 +165,6 @@ def _programs_not_kept() -> Iterator[None]:
     finally:
         jax.config.update("jax_enable_compilation_cache", former)
         compilation_cache.reset_cache()
-
-
-def _peak_rss_bytes() -> int | None:
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _key(

@@ -202,15 +202,32 @@ def random_model(transformers, tmp_path_factory) -> Callable[..., tuple[Any, Pat
 
 @pytest.fixture(scope="session")
 def close() -> Callable[[np.ndarray, np.ndarray], None]:
-    """Compares two float32 implementations: to 1e-4 of the largest value, or of one.
-
-    Some gradients are zero but for rounding, such as that of a key's bias: no less than 1e-7 is
-    compared.
-    """
+    """Compares two float32 implementations: to 1e-4 of the largest value, or of one."""
 
     def check(ours: np.ndarray, theirs: np.ndarray) -> None:
         largest = min(1.0, max(1e-3, float(np.abs(theirs).max())))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * largest)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def close_gradients() -> Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], None]:
+    """Compares the gradients of two float32 implementations, by name: as ``close`` does each.
+
+    Some are zero but for rounding: a key's bias moves all scores of a query alike, which changes no
+    softmax. What is left of such a sum is the rounding of its terms, which are as large as other
+    gradients of the model and meet in another order with another number of threads: 1e-6 of the
+    model's largest gradient, 8 float32 roundings, is not compared.
+    """
+
+    def check(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
+        assert set(ours) == set(theirs)
+        largest = {name: float(np.abs(gradient).max()) for name, gradient in theirs.items()}
+        rounding = 1e-6 * max(largest.values())
+        for name, gradient in theirs.items():
+            atol = max(rounding, 1e-4 * min(1.0, largest[name]))
+            np.testing.assert_allclose(ours[name], gradient, rtol=1e-4, atol=atol, err_msg=name)
 
     return check
 

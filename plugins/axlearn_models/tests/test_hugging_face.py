@@ -129,14 +129,10 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
         return model(torch.from_numpy(ids)).logits.numpy()
 
 
-def close(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """To 1e-4 of the largest value, or of one: two float32 implementations."""
-    largest = min(1.0, float(np.abs(theirs).max()))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * largest)
-
-
 @pytest.mark.parametrize("case", MODELS)
-def test_an_imported_model_computes_the_same(case, torch_models, read_model):
+def test_an_imported_model_computes_the_same(
+    case, torch_models, read_model, close, close_gradients
+):
     import torch
 
     cls, settings = MODELS[case]
@@ -152,9 +148,7 @@ def test_an_imported_model_computes_the_same(case, torch_models, read_model):
     our_loss, gradients = ours.gradients(IDS)
     assert our_loss == pytest.approx(loss.item(), rel=1e-5)
     expected = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
-    assert set(gradients) == set(expected)
-    for name, gradient in gradients.items():
-        close(gradient, expected[name])
+    close_gradients(gradients, expected)
 
     prompt = IDS[0, :7].tolist()
     generated = Generator(ours.model, ours.params, max_seq_len=64).generate([prompt], 16)
@@ -163,14 +157,16 @@ def test_an_imported_model_computes_the_same(case, torch_models, read_model):
 
 
 @pytest.mark.parametrize("kind", ROPES)
-def test_rotary_scaling_computes_the_same(kind, torch_models, read_model):
+def test_rotary_scaling_computes_the_same(kind, torch_models, read_model, close):
     rope = {"rope_type": kind, "rope_theta": 10_000.0, **ROPES[kind]}
     settings = {"max_position_embeddings": 16} if kind == "dynamic" else {}
     theirs, directory = torch_models("Llama", rope_parameters=rope, **settings)
     close(read_model(directory).logits(IDS), logits_of(theirs, IDS))
 
 
-def test_a_sequence_past_the_trained_length_takes_the_long_frequencies(torch_models, read_model):
+def test_a_sequence_past_the_trained_length_takes_the_long_frequencies(
+    torch_models, read_model, close
+):
     rope = dict(LONGROPE, original_max_position_embeddings=16)
     theirs, directory = torch_models("Phi3", rope_parameters=rope)
     ours = read_model(directory)
@@ -195,7 +191,7 @@ def test_a_sequence_past_the_trained_length_takes_the_long_frequencies(torch_mod
     ],
 )
 def test_an_exported_model_computes_the_same(
-    member, name, torch_models, of_config, write_model, tmp_path
+    member, name, torch_models, of_config, write_model, tmp_path, close
 ):
     import transformers
 

@@ -25,12 +25,10 @@ EXPERTS, DIM = 100, 1024
 
 # Works on a small model first, so that imports and first uses are not counted.
 CHILD = """
-import json, resource, sys
+import json, sys
+from axcore._memory import peak_rss_bytes
 from axcore.checkpoint.convert import convert, export
 from axcore.data import ByteTokenizer
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 tokenizer = ByteTokenizer.Config().instantiate()
 said = []
@@ -39,7 +37,7 @@ for name in ("small", "large"):
         convert(name, f"{name}-ours", tokenizer=tokenizer, verify="never")
     else:
         export(f"{name}-ours", f"{name}-back", verify="never")
-    said.append(peak())
+    said.append(peak_rss_bytes())
 print(json.dumps(said[1] - said[0]))
 """
 

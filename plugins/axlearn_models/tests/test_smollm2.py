@@ -18,19 +18,18 @@ from axcore.inference import load_model
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, pytest.mark.xdist_group("torch-models")]
 
 CONVERT = """
-import json, resource, sys
+import json, sys
 import jax, axcore.train
+from axcore._memory import peak_rss_bytes
 from axcore.checkpoint.convert import convert, open_source
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 jax.numpy.zeros(8).block_until_ready()
 with open_source(sys.argv[1]) as source:
     largest = 4 * max(info.num_values for info in source.infos.values())
-    before = peak()
+    before = peak_rss_bytes()
 report = convert(sys.argv[1], sys.argv[2], verify="never")
-print(json.dumps({"extra": peak() - before, "largest": largest, "mapped": len(report.mapped)}))
+extra = peak_rss_bytes() - before
+print(json.dumps({"extra": extra, "largest": largest, "mapped": len(report.mapped)}))
 """
 
 

@@ -18,13 +18,11 @@ ALLOWED_BYTES = 200_000_000
 
 # Converts a small model first, so that imports and first uses are not counted.
 CHILD = """
-import json, resource, sys
+import json, sys
+from axcore._memory import peak_rss_bytes
 from axcore.checkpoint.convert import convert, export
 from axcore.data import ByteTokenizer
 from axcore.plugins import PluginHost, find_candidates, reset_host
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 site, small, large, out = sys.argv[1:]
 sys.path.insert(0, site)
@@ -33,9 +31,9 @@ tokenizer = ByteTokenizer.Config().instantiate()
 said = {}
 for name, source in (("small", small), ("large", large)):
     convert(source, f"{out}/{name}", tokenizer=tokenizer, verify="never")
-    said[f"import-{name}"] = peak()
+    said[f"import-{name}"] = peak_rss_bytes()
     export(f"{out}/{name}", f"{out}/{name}-back", verify="never")
-    said[f"export-{name}"] = peak()
+    said[f"export-{name}"] = peak_rss_bytes()
 print(json.dumps(said))
 """
 

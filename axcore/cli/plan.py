@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from axcore._files import atomic_write
 from axcore.cli._console import say
 from axcore.cli._experiment import add_edits, add_experiment, assembled, rows
+from axcore.cli._failures import Failure
 from axcore.cli._parser import named
 from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import CliError
@@ -122,9 +124,33 @@ def _plan(args: argparse.Namespace) -> CommandResult:
         )
     if args.emit and report.chosen is not None:
         atomic_write(Path(args.emit), report.rule_text)
-    data = {"experiment": args.experiment, **report.to_json()}
+    failure = _failure(report)
+    data = {
+        "experiment": args.experiment,
+        **report.to_json(),
+        "error": None if failure is None else failure.to_json(),
+    }
     exit_code = 0 if report.chosen is not None else _DOES_NOT_FIT
+    if failure is not None:
+        failure.print()
+        exit_code = exit_code or failure.exit_code
     return CommandResult(data, _plan_text(args, report), exit_code)
+
+
+def _failure(report: PlanReport) -> Failure | None:
+    """Returns why what should have been verified was not; None when all of it was."""
+    if not report.failed:
+        return None
+    # A compiler that failed is worse than one that is not installed.
+    error = max((v.error for v in report.failed if v.error), key=lambda e: e.exit_code)
+    failure = Failure.of(error)
+    hints = [failure.hint or "", "--verify 0 trusts the cost model"]
+    return dataclasses.replace(
+        failure,
+        message=f"{len(report.failed)} of {len(report.verified)} candidates to verify could not "
+        f"be: {failure.message}",
+        hint="; ".join(filter(None, hints)),
+    )
 
 
 def _check_writable(path: Path) -> None:

@@ -8,13 +8,14 @@ leaves it, since a rule of the user's is applied after that one: what is emitted
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from axcore.config import Config
-from axcore.errors import AotError, AxcoreError, PlanError
+from axcore.errors import AotError, AxcoreError, PlanError, PluginError
 from axcore.parallel import resolve_instance
 from axcore.parallel.cost import StepPrediction, predict_step
 from axcore.parallel.plan import Objective, Plan, Ranked, budget_bytes, rule_text, search
@@ -25,6 +26,7 @@ from axcore.train.assemble import Assembled
 
 __all__ = ["Compared", "PlanReport", "Verified", "compare", "parse_prices", "plan"]
 
+_log = logging.getLogger("axcore.train")
 _LARGEST = 2**14
 # Beside the smallest machine of a family that is large enough, twice and four times as large ones.
 _SIZES = 3
@@ -41,6 +43,7 @@ class Verified:
         limit_bytes: What a program may use there.
         compile_seconds: How long it took.
         reason: Why there is no verdict, or why it cannot be; else empty.
+        error: What kept the compiler from a verdict; None when it was asked, or there is none.
     """
 
     number: int
@@ -49,6 +52,12 @@ class Verified:
     limit_bytes: int | None = None
     compile_seconds: float | None = None
     reason: str = ""
+    error: AxcoreError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a plain dictionary; of the error its code, whose message is the reason."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return fields | {"error": None if self.error is None else self.error.code}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +76,11 @@ class PlanReport:
     chosen: Ranked | None
     rule_text: str
 
+    @property
+    def failed(self) -> tuple[Verified, ...]:
+        """What should have been compiled, and the compiler was not there or failed."""
+        return tuple(v for v in self.verified if v.error is not None)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON object of ``axcore plan``."""
         return {
@@ -77,7 +91,7 @@ class PlanReport:
             "skipped": self.plan.skipped,
             "candidates": [r.to_json() for r in self.plan.ranked],
             "rejected": [r.to_json() for r in self.plan.rejected],
-            "verified": [dataclasses.asdict(v) for v in self.verified],
+            "verified": [v.to_json() for v in self.verified],
             "chosen": None if self.chosen is None else self.chosen.to_json(),
             "rule_text": self.rule_text,
         }
@@ -168,10 +182,20 @@ def _verified(
     try:
         assembled = assemble_with(((instance, candidate.modifiers()),))
         report = aot(assembled, stand_in=True, advice=False, cache=cache, progress=say)
-    except AotError as error:
-        return Verified(number, None, reason=error.message)
+    except (AotError, PluginError) as error:
+        return Verified(number, None, reason=error.message, error=error)
     except AxcoreError as error:  # it cannot be: the others may
         return Verified(number, False, reason=error.message)
+    except Exception as error:  # the plan, which took minutes, is not lost with it
+        _log.debug("verifying %s", candidate.describe(), exc_info=error)
+        failed = AotError(
+            f"verifying it failed: {type(error).__name__}: {' '.join(str(error).split())}",
+            code="AX980",
+            where=instance,
+            hint="--debug shows the traceback",
+            exit_code=4,
+        )
+        return Verified(number, None, reason=failed.message, error=failed)
     if not report.compiled:
         return Verified(number, None, reason=report.notes[-1] if report.notes else "not compiled")
     return Verified(

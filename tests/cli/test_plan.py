@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from axcore.errors import AotError, PluginError
+
 MICRO = (
     "--set model.model_dim=8 --set model.decoder.num_layers=2"
     " --set model.decoder.layer.attention.num_heads=2 --set batch_size=4 --set seq_len=16"
@@ -97,3 +99,39 @@ def test_a_candidate_that_cannot_be_is_refused_and_the_next_one_is_chosen(plan, 
     _, second, *_ = result.json["candidates"]
     chosen = result.json["chosen"]
     assert (chosen["mesh"], chosen["remat"]) == (second["mesh"], second["remat"])
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code", "told"),
+    [
+        (AotError("it is not installed", code="AX480", hint="pip install it"), "AX480", 2, "pip"),
+        (AotError("it cannot compile", code="AX484", exit_code=4), "AX484", 4, "cannot compile"),
+        (PluginError("its target cannot be imported", code="AX210"), "AX210", 2, "imported"),
+        (RuntimeError("segments\nmissing"), "AX980", 4, "RuntimeError: segments missing"),
+    ],
+)
+def test_a_plan_whose_verification_failed_is_shown_and_fails(
+    plan, monkeypatch, tmp_path, error, code, exit_code, told, form
+):
+    from axcore.train import _plan as planning
+
+    def aot(assembled, **rest):
+        raise error
+
+    monkeypatch.setattr(planning, "aot", aot)
+    rule = tmp_path / "rule.txt"
+    result = plan("--verify", "1", "--emit", rule, *(["--json"] if form == "json" else []))
+    assert result.code == exit_code and rule.exists()
+    assert f"[{code}]" in result.err and told in result.err and "--verify 0" in result.err
+    if form == "text":
+        assert "not verified: " in result.out and "chosen: " in result.out
+        return
+    (verified,) = result.json["verified"]
+    assert (verified["fits"], verified["error"]) == (None, code)
+    assert result.json["chosen"]["mesh"] == result.json["candidates"][0]["mesh"]
+    assert (result.json["error"]["code"], result.json["error"]["exit_code"]) == (code, exit_code)
+
+
+def test_a_plan_that_was_verified_has_no_error(plan):
+    assert plan("--verify", "0", "--json").json["error"] is None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from axcore.data import merge_states
 from axcore.errors import DataError
 
-_FIXTURE_OK = [HealthCheck.function_scoped_fixture]
+_FIXTURE_OK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 def _take(iterator, count: int) -> list[dict[str, np.ndarray]]:
@@ -267,22 +267,32 @@ def test_batches_before_a_failure_are_handed_out(make_input, corpus):
     assert counts[0] == counts[1] > 0
 
 
-def test_closing_ends_the_thread_and_further_batches_are_an_error(make_input, corpus):
-    before = threading.active_count()
+@pytest.fixture
+def prefetching():
+    """Says which threads read ahead for iterators that this test made."""
+
+    def alive() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name == "axcore-data-prefetch"}
+
+    before = alive()
+    return lambda: alive() - before
+
+
+def test_closing_ends_the_thread_and_further_batches_are_an_error(make_input, corpus, prefetching):
     it = make_input(corpus, prefetch=2).iterator()
     next(it)
-    assert threading.active_count() > before
+    assert len(prefetching()) == 1
     it.close()
     it.close()
-    assert threading.active_count() == before
+    assert not prefetching()
     with pytest.raises(DataError, match="closed"):
         next(it)
 
 
 def test_no_thread_is_made_before_the_first_batch(make_input, corpus):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     it = make_input(corpus, prefetch=2).iterator()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     it.close()
 
 
@@ -293,21 +303,20 @@ def test_a_process_that_forgets_to_close_still_ends():
         print(next(it)["input_ids"].shape)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert (done.stdout, done.stderr) == ("(2, 8)\n", "")
 
 
-def test_a_forgotten_iterator_takes_its_thread_with_it(make_input, corpus):
-    before = threading.active_count()
+def test_a_forgotten_iterator_takes_its_thread_with_it(make_input, corpus, prefetching):
     it = make_input(corpus, prefetch=2).iterator()
     next(it)
-    (thread,) = [t for t in threading.enumerate() if t.name == "axcore-data-prefetch"]
+    (thread,) = prefetching()
     del it
     gc.collect()
-    thread.join(10)
-    assert threading.active_count() == before
+    thread.join()  # a thread that stays is a hang, which pytest ends
+    assert not prefetching()
 
 
 def test_the_position_protocol_is_grains(make_input, corpus):
@@ -330,7 +339,7 @@ def test_importing_the_package_imports_neither_grain_nor_pyarrow_nor_jax():
         "import sys, axcore.data;"
         "print([m for m in ('grain', 'pyarrow', 'jax', 'tensorflow', 'torch') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 
 

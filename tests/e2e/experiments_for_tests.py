@@ -17,10 +17,10 @@ class Saboteur(BaseCallback):
     def on_step(self, *, step, metrics):
         """Sends the signal when the step comes."""
         if os.environ.get("AXTEST_AT_STEP") == str(step):
-            os.kill(os.getpid(), int(os.environ["AXTEST_SIGNAL"]))
+            # To this thread: its handler has run when the call returns.
+            signal.raise_signal(int(os.environ["AXTEST_SIGNAL"]))
             if os.environ.get("AXTEST_TWICE"):
-                time.sleep(0.2)
-                os.kill(os.getpid(), int(os.environ["AXTEST_SIGNAL"]))
+                signal.raise_signal(int(os.environ["AXTEST_SIGNAL"]))
 
     def on_save(self, *, step):
         """Kills the process from a thread while the checkpoint is being written."""

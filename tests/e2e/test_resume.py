@@ -126,10 +126,11 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path, reference):
     out = tmp_path / "run"
     shutil.copytree(reference, out)
     newest = out / "checkpoints" / str(LAST)
-    files = [p for p in newest.rglob("*") if p.is_file() and p.stat().st_size > 1000]
-    data = bytearray(files[0].read_bytes())
+    files = [p for p in newest.rglob("*") if p.is_file() and p.parent != newest]
+    largest = max(files, key=lambda p: (p.stat().st_size, p))
+    data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 0xFF
-    files[0].write_bytes(bytes(data))
+    largest.write_bytes(bytes(data))
     done = train(out)
     assert done.returncode == 0, done.stderr
     assert str(LAST) in done.stderr and "resuming from step 9" in done.stderr

@@ -6,10 +6,8 @@ import json
 import logging
 import os
 import pty
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -141,10 +139,10 @@ while True:
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        announced = int(process.stdout.read().split()[-1])
+        lines = [process.stdout.readline() for _ in range(20)]
+        process.kill()
+        lines += process.stdout.readlines()
+    announced = int(lines[-1])
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [r["step"] for r in rows][:announced] == list(range(1, announced + 1))
 
@@ -224,14 +222,15 @@ writer.close()
     primary, secondary = pty.openpty()
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, "-c", body]
-    done = subprocess.run(command, stderr=secondary, env=env, timeout=60, check=False)
-    os.close(secondary)
     shown = b""
-    try:
-        while chunk := os.read(primary, 4096):
-            shown += chunk
-    except OSError:
-        pass  # the end of a pseudo terminal
+    # Read meanwhile: a pseudo terminal holds 4 KiB, and a slow process draws its bar more often.
+    with subprocess.Popen(command, stderr=secondary, env=env) as done:
+        os.close(secondary)
+        try:
+            while chunk := os.read(primary, 4096):
+                shown += chunk
+        except OSError:
+            pass  # the end of a pseudo terminal
     os.close(primary)
     assert done.returncode == 0, shown
     assert b"3/3" in shown and b"loss 1.2500" in shown and b"heldout/loss 2.0000" in shown

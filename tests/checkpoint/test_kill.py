@@ -62,7 +62,7 @@ def child(body: str, directory: Path):
 
 def run(body: str, directory: Path) -> tuple[int, str, str]:
     with child(body, directory) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate()
     return process.returncode, out, err
 
 

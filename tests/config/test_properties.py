@@ -223,7 +223,6 @@ def test_the_fingerprint_is_the_same_in_every_process(tables: list[Any]):
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
             cwd=Path(__file__).parent,
             capture_output=True,
-            timeout=60,
             check=True,
         )
         assert out.stdout.decode().strip() == cfg.fingerprint()

@@ -14,6 +14,6 @@ def test_eight_cpu_devices_here():
 def test_started_processes_see_one_cpu_device():
     code = "import jax; print(len(jax.devices()), jax.default_backend())"
     output = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout
     assert output.split() == ["1", "cpu"]

@@ -71,7 +71,6 @@ def _find_python(folder: Path, *versions: str, python: str = "") -> tuple[int, s
         env={"PATH": str(folder), "HOME": str(folder), "PYTHON": python},
         capture_output=True,
         text=True,
-        timeout=30,
         check=False,
     )
     return done.returncode, done.stdout.strip(), done.stderr

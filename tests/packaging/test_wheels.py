@@ -70,7 +70,6 @@ def _environment(folder: Path) -> Path:
     return python
 
 
-@pytest.mark.timeout(120)
 def test_installs_alone_with_its_declared_dependencies(dist, project, projects, tmp_path):
     python = _environment(tmp_path / "env")
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index"]
@@ -78,7 +77,6 @@ def test_installs_alone_with_its_declared_dependencies(dist, project, projects, 
         [*install, "--find-links", str(dist), project.name],
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
         env={k: v for k, v in os.environ.items() if not k.startswith("PIP_")},
     )
@@ -97,7 +95,6 @@ print(json.dumps([ours, module.__file__, records]))
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
     ).stdout
     installed, origin, records = json.loads(output)
     expected = {project.name, "axcore"}

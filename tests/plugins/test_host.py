@@ -307,4 +307,4 @@ def test_the_host_imports_no_jax():
     import subprocess
 
     code = "import sys; from axcore.plugins import host; host(); sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,9 +22,7 @@ def scratch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scratch")
     write_plugin("acme-kernels", folder / "acme-kernels")
     environment = folder / "env"
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=120
-    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     here = sysconfig.get_path("purelib")
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "here.pth").write_text(f"import site; site.addsitedir({here!r})\n")

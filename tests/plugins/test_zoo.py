@@ -187,7 +187,6 @@ print(json.dumps([r.to_json() for r in host.records]))
         text=True,
         check=True,
         env=environment,
-        timeout=120,
     )
     (record,) = [r for r in json.loads(done.stdout) if r["name"] == "heavy"]
     assert record["status"] == "invalid"

@@ -258,9 +258,80 @@ def test_a_process_that_was_killed_holds_no_directory(tmp_path):
         "import os, sys; from axcore.train.rundir import RunDir; "
         "RunDir(sys.argv[1]).alone().__enter__(); os.kill(os.getpid(), 9)"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert [p.name for p in tmp_path.iterdir()] == [".lock"]
     run = RunDir(tmp_path)
     with run.alone():
         assert run.prepare(text()) == ()
+
+
+class Tokenizer:
+    """A stand-in that saves one file and, like one read from files, may find them in place."""
+
+    def __init__(self, name: str, source: Path | None = None):
+        self.name, self.source = name, source
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        content = self.name if self.source is None else self.source.read_text()
+        (directory / self.name).write_text(content)
+
+
+def started(root: Path, **kw) -> RunDir:
+    """A directory as a start leaves it that ended before its first step."""
+    run = RunDir(root)
+    with run.alone():
+        run.prepare(text(**kw), provenance={}, tokenizer=Tokenizer("bytes"))
+    run.metrics.touch()
+    run.checkpoints.mkdir()
+    run.tensorboard.mkdir()
+    (run.tensorboard / "events").write_bytes(b"header")
+    return run
+
+
+@pytest.mark.parametrize("change", [{"dim": 8}, {"max_step": 5}])
+def test_a_start_that_made_no_step_is_replaced(tmp_path, change):
+    run = started(tmp_path)
+    assert run.check(text(**change)) == () and run.config_text == text()
+    assert run.prepare(text(**change), provenance={"dim": []}) == ()
+    assert run.config_text == text(**change)
+    assert json.loads(run.provenance.read_text()) == {"dim": []}
+    assert not run.tokenizer.exists()
+
+
+def test_a_replaced_start_leaves_no_tokenizer_beside_the_new_one(tmp_path):
+    run = started(tmp_path)
+    read_in_place = Tokenizer("pairs", source=run.tokenizer / "bytes")
+    run.prepare(text(dim=8), provenance={}, tokenizer=read_in_place)
+    assert {p.name: p.read_text() for p in run.tokenizer.iterdir()} == {"pairs": "bytes"}
+    assert not list(tmp_path.glob(".tok*"))
+
+
+def test_a_start_goes_on_with_the_same_config_and_keeps_what_is_there(tmp_path):
+    run = started(tmp_path)
+    (run.tokenizer / "mine").write_text("x")
+    run.prepare(text(), provenance={}, tokenizer=Tokenizer("bytes"))
+    assert sorted(p.name for p in run.tokenizer.iterdir()) == ["bytes", "mine"]
+    (noted,) = run.prepare(text(remat="full"), provenance={}, tokenizer=Tokenizer("bytes"))
+    assert noted.kind == "hardware" and (run.tokenizer / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda run: run.metrics.write_text('{"step": 1}\n'),
+        lambda run: run.metrics.unlink(),  # events without lines of JSON: metrics for all we know
+        lambda run: (run.checkpoints / "3.partial").mkdir(),
+        lambda run: run.report.write_text("{}"),
+        lambda run: run.conversion.write_text("{}"),
+        lambda run: (run.root / "notes.txt").write_text("mine"),
+        lambda run: run.provenance.unlink(),  # no start of ours wrote the config
+    ],
+    ids=["metrics", "events", "checkpoint", "report", "conversion", "notes", "config"],
+)
+def test_what_more_than_a_start_has_left_is_not_replaced(tmp_path, made):
+    run = started(tmp_path)
+    made(run)
+    refused(run, text(dim=8), "AX742", provenance={}, tokenizer=Tokenizer("pairs"))
+    refused(run, text(max_step=5), "AX743", provenance={}, tokenizer=Tokenizer("pairs"))

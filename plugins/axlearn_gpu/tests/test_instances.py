@@ -168,4 +168,4 @@ def test_resolving_and_detecting_import_no_jax():
         "import sys; from axlearn_gpu.instances import detect, resolve; "
         "resolve('gpu-h100-8'), detect(); sys.exit('jax' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -117,4 +117,4 @@ def test_resolving_and_detecting_import_no_jax():
         "import sys; from axlearn_neuron.instances import detect, resolve; "
         "resolve('neuron-trn2.48xlarge-64'), detect(); sys.exit('jax' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)

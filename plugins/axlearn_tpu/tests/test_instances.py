@@ -191,4 +191,4 @@ def test_resolving_and_detecting_import_no_jax():
         "import sys; from axlearn_tpu.instances import detect, resolve; "
         "resolve('tpu-v5p-512'), detect(); sys.exit('jax' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -128,9 +128,11 @@ def _train(
     with run.alone() if is_primary else contextlib.nullcontext():
         changes: tuple[Change, ...] = ()
         if is_primary:
-            changes = run.prepare(text, provenance=_provenance(cfg), extend=extend)
-            if data.tokenizer is not None:
-                data.tokenizer.save(run.tokenizer)
+            if run.is_replaced_by(text):
+                _log.info("another start, which made no step, left %s: it is replaced", run.config)
+            changes = run.prepare(
+                text, provenance=_provenance(cfg), tokenizer=data.tokenizer, extend=extend
+            )
         for change in changes:
             _log.warning("resuming with a changed config: %s", change)
         _log.info(

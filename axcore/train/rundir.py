@@ -15,6 +15,8 @@ text equals the stored one. What may differ:
   schedules that follow it continue on the new, longer curve and the run is then no longer the one
   that was first configured;
 * anything else makes it another experiment: an error that shows the differences.
+
+Where a start ended before its first step there is nothing to lose: any config takes its place.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axcore._files import atomic_write, locked
 from axcore.config import Config
 from axcore.errors import ConfigError, TrainError
 from axcore.plugins import host
+
+if TYPE_CHECKING:
+    from axcore.data import BaseTokenizer
 
 __all__ = ["Change", "RunDir", "text_changes"]
 
@@ -58,6 +64,7 @@ _STACKS = tuple(
 _STACK_FIELDS = ("num_microbatches", "num_repeats", "unroll")
 _HORIZON = "max_step"
 _LOCK = ".lock"
+_PARTIAL_TOKENIZER = ".tokenizer.partial"
 _SHOWN = 10
 _WIDTH = 60
 
@@ -136,6 +143,34 @@ class RunDir:
         stored = self.config_text
         return () if stored is None else text_changes(_completed(stored), config_text)
 
+    @property
+    def is_mere_start(self) -> bool:
+        """Whether a run was started here and left no step: no metrics, no checkpoint, no more.
+
+        Whatever a start does not write, such as notes of the user's, counts as something to lose.
+        """
+        names = {path.name for path in self._entries() if not _is_leftover(path.name)}
+        try:
+            unused = {self.config.name, self.provenance.name}
+            if not unused <= names:  # a config that was put there, say
+                return False
+            if self.tokenizer.is_dir() and not self.tokenizer.is_symlink():
+                unused.add(self.tokenizer.name)
+            if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
+                unused.add(self.checkpoints.name)
+            if self.metrics.is_file() and not self.metrics.stat().st_size:
+                # Without the lines of JSON, nobody could tell an event file that has no metrics.
+                unused |= {self.metrics.name, self.tensorboard.name}
+        except OSError:
+            return False
+        return names <= unused
+
+    def is_replaced_by(self, config_text: str) -> bool:
+        """Whether a run of this config takes the place of another one's mere start."""
+        return self.is_mere_start and any(
+            change.kind in ("training", "horizon") for change in self.changes(config_text)
+        )
+
     def check(self, config_text: str, *, extend: bool = False) -> tuple[Change, ...]:
         """Whether a run of this config may use the directory; changes nothing.
 
@@ -144,7 +179,8 @@ class RunDir:
             extend: Whether ``max_step`` may be higher than before.
 
         Returns:
-            The differences to the stored config that are allowed, for a notice.
+            The differences to the stored config that are allowed, for a notice; none to that of a
+            mere start, which the run replaces.
 
         Raises:
             TrainError: It is a file (AX740), holds files that are not ours (AX741), another
@@ -166,6 +202,8 @@ class RunDir:
                     hint="choose an empty or new directory for --out; these files were left alone",
                 )
             return ()
+        if self.is_replaced_by(config_text):
+            return ()
         changes = self.changes(config_text)
         other = [change for change in changes if change.kind == "training"]
         if other:
@@ -186,6 +224,7 @@ class RunDir:
         config_text: str,
         *,
         provenance: Mapping[str, Any] | None = None,
+        tokenizer: BaseTokenizer | None = None,
         extend: bool = False,
     ) -> tuple[Change, ...]:
         """Makes the directory ready for a run, new or resumed; see :meth:`check`.
@@ -193,6 +232,7 @@ class RunDir:
         Args:
             config_text: The run's config as text, written to ``config.txt``.
             provenance: Who set each field, written beside it.
+            tokenizer: The run's tokenizer, saved to ``tokenizer/``.
             extend: Whether ``max_step`` may be higher than before.
 
         Returns:
@@ -202,12 +242,17 @@ class RunDir:
             TrainError: As :meth:`check`; or the directory cannot be written (AX744).
         """
         changes = self.check(config_text, extend=extend)
+        replaces = self.is_replaced_by(config_text)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            if changes or self.config_text is None:
+            if replaces:  # first: while the old config stands, a kill in between costs nothing
+                self._replace_tokenizer(tokenizer)
+            if changes or replaces or self.config_text is None:
                 atomic_write(self.config, config_text)
             if provenance is not None:
                 self.write_json(self.provenance, provenance)
+            if tokenizer is not None and not replaces:
+                tokenizer.save(self.tokenizer)
         except OSError as error:
             raise self._unwritable(error) from error
         return changes
@@ -263,6 +308,17 @@ class RunDir:
         """Writes a JSON file whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(value, indent=2) + "\n")
+
+    def _replace_tokenizer(self, tokenizer: BaseTokenizer | None) -> None:
+        """Saves the tokenizer in place of another one, which it may have been read from."""
+        partial = self.root / _PARTIAL_TOKENIZER
+        shutil.rmtree(partial, ignore_errors=True)
+        if tokenizer is not None:
+            tokenizer.save(partial)
+        if self.tokenizer.exists():
+            shutil.rmtree(self.tokenizer)
+        if tokenizer is not None:
+            partial.rename(self.tokenizer)
 
     def _check_horizon(self, change: Change, extend: bool) -> None:
         old, new = (int(v) if v and v.isdecimal() else None for v in (change.old, change.new))
@@ -330,5 +386,7 @@ def _listed(changes: list[Change]) -> str:
 
 
 def _is_leftover(name: str) -> bool:
-    """Whether a kill can have left this file of ours before ``config.txt`` stood."""
-    return name == _LOCK or (name.startswith(".config.txt") and name.endswith(".partial"))
+    """Whether a kill can have left this file of ours before a run has begun."""
+    return name in (_LOCK, _PARTIAL_TOKENIZER) or (
+        name.startswith((".config.txt", ".provenance.json")) and name.endswith(".partial")
+    )

@@ -117,3 +117,14 @@ def test_a_prompt_that_cannot_be_continued_is_refused(tmp_path, prompt):
     with pytest.raises(AxcoreError, match=r"AX706|AX532"):
         run(micro(sample_prompt=prompt), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_failed_at_compiling_does_not_keep_the_corrected_one_out(tmp_path):
+    wrong = micro()
+    wrong.learner.optimizer.learning_rate = "bad"
+    with pytest.raises(TypeError):
+        run(wrong, tmp_path / "run")
+    assert (tmp_path / "run" / "config.txt").exists()
+    assert run(micro(), tmp_path / "run").report["step"] == 2
+    with pytest.raises(AxcoreError, match="AX742"):
+        run(micro(seed=9), tmp_path / "run")

@@ -342,5 +342,8 @@ def test_a_declared_site_is_saved_when_a_policy_names_it(layers, capsys):
         jax.jit(jax.grad(lambda p, m=model: loss_of(m, p, batch())))(params)
         for model in (_wide(layers), make("wide_hidden"))
     ]
-    # Recomputing in another fusion rounds differently: float32.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), *grads)
+    # Recomputing in another fusion rounds differently: float32, and some of the sums cancel.
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * largest), *grads
+    )

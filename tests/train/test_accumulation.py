@@ -53,8 +53,15 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(steps):
     parts, _ = jax.jit(lambda p, b: loss_and_grads(guarded, p, b, accumulation_steps=steps))(
         PARAMS, data
     )
-    for name in PARAMS:
-        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5, atol=1e-7)
+    assert_gradients(parts, whole)
+
+
+def assert_gradients(got, expected):
+    """To 1e-5 of the largest: the sums run in another order, and some of them cancel."""
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * largest), got, expected
+    )
 
 
 def guarded(params, rows, key):
@@ -207,7 +214,7 @@ def test_a_module_accumulates_as_the_whole_batch_under_jit():
 
     whole, one = run(params["w"], 1)
     parts, many = run(params["w"], 4)
-    np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
+    assert_gradients(parts, whole)
     np.testing.assert_allclose(total_loss(many), total_loss(one), rtol=1e-6)
     amax = many.state_updates["amax"].result()
     np.testing.assert_allclose(amax, one.state_updates["amax"].result(), rtol=1e-6)

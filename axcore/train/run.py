@@ -20,7 +20,7 @@ import jax
 from axcore import ops
 from axcore.checkpoint import BaseCheckpointer
 from axcore.data import BaseInput, BatchIterator
-from axcore.errors import TrainError
+from axcore.errors import CheckpointError, TrainError
 from axcore.parallel import prepare_host, select_devices
 from axcore.plugins import Instance, host
 from axcore.train._compile_cache import CompileCacheUse
@@ -118,6 +118,7 @@ def _train(
     devices = select_devices(instance)
     program = Program(trainer, instance, devices)
     ready = _Run(cfg, run, trainer, program, data, start, notes, cache_use)
+    ready.check_goes_on()
     if init_from is not None:
         ready.start_from(init_from)
     for evaler in ready.evalers.values():
@@ -272,6 +273,25 @@ class _Run:
         self.evals = {k: dict(v) for k, v in extra["evals"].items()}
         _log.info("resuming from step %d of %s", found, self.run.root)
         return state, found
+
+    def check_goes_on(self) -> None:
+        """Raises TrainError where the directory holds a model that was made, not trained, there."""
+        describe = getattr(self.checkpointer, "describe", None)
+        steps = self.checkpointer.steps()
+        if describe is None or not steps:
+            return
+        try:
+            paths = describe(steps[-1])
+        except CheckpointError:  # a damaged step; which one is taken instead is decided later
+            return
+        if all(path.startswith("model/") for path in paths):
+            raise TrainError(
+                "the output directory holds a model and no run that can go on: its checkpoint has "
+                "parameters, and nothing of a learner",
+                code="AX981",
+                where=str(self.run.root),
+                hint=f"--init-from {self.run.root} --out OTHER starts a run with its parameters",
+            )
 
     def start_from(self, directory: str | Path) -> None:
         """Lets a new run begin with the parameters of a model directory, checked now."""

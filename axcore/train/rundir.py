@@ -207,12 +207,17 @@ class RunDir:
         changes = self.changes(config_text)
         other = [change for change in changes if change.kind == "training"]
         if other:
+            if self.provenance.exists():
+                hint = "choose another --out, or go back to the stored config "
+                hint += f"(`axcore train {self.config} --out {self.root}`)"
+            else:  # a model that was converted, say
+                hint = "choose another --out; there, --init-from "
+                hint += f"{self.root} starts with the parameters of this one"
             raise TrainError(
                 f"the output directory holds another experiment's run: {_listed(other)}",
                 code="AX742",
                 where=where,
-                hint="choose another --out, or go back to the stored config "
-                f"(`axcore train {self.config} --out {self.root}`)",
+                hint=hint,
             )
         for change in changes:
             if change.kind == "horizon":

@@ -60,3 +60,22 @@ def test_a_run_under_way_goes_on_from_its_own_checkpoint(train, trained, tmp_pat
     done = train(out, "--init-from", trained.out, *STILL)
     assert done.code == 0 and "goes on from its own checkpoint" in done.err
     assert same(load_model(out).state, before)
+
+
+@pytest.mark.parametrize("same_config", [True, False])
+def test_training_in_the_directory_of_a_model_that_was_made_names_init_from(
+    cli, train, trained, tmp_path, contents, same_config
+):
+    from axcore.inference import write_model
+
+    made = tmp_path / "made"
+    like = load_model(trained.out)
+    write_model(made, like.cfg, like.state, like=like)
+    before = contents(made)
+    if same_config:
+        done = cli("train", made / "config.txt", "--out", made, "--instance", "cpu")
+    else:
+        done = train(made, "--set", "seed=9")
+    assert done.code == 2 and ("AX981" if same_config else "AX742") in done.err
+    assert f"--init-from {made}" in done.err
+    assert contents(made) == before

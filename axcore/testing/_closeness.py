@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["assert_close", "weighted_sum"]
+__all__ = ["assert_close", "gradients", "weighted_sum"]
 
 # Below it a magnitude is none to measure errors against.
 _LEAST = 1e-3
@@ -40,3 +41,17 @@ def weighted_sum(outputs: Any) -> jax.Array:
             weights = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
             total += jnp.sum(x.astype(jnp.float32) * weights)
     return total
+
+
+def gradients(function: Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """Gradients, by the floating-point arguments, of a fixed weighting of all results."""
+
+    def weighted(floats: dict[str, Any], others: dict[str, Any]) -> jax.Array:
+        return weighted_sum(function({**floats, **others}))
+
+    def gradient(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        floats = {n: a for n, a in arrays.items() if jnp.issubdtype(a.dtype, jnp.floating)}
+        others = {n: a for n, a in arrays.items() if n not in floats}
+        return jax.grad(weighted)(floats, others)
+
+    return gradient

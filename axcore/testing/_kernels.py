@@ -13,7 +13,7 @@ import pytest
 from axcore import ops
 from axcore.plugins import OpCall, host, load_target
 
-from ._closeness import assert_close, weighted_sum
+from ._closeness import assert_close, gradients
 from ._op_cases import NOT_DIFFERENTIABLE, KernelCase, default_cases
 from ._sharded_op import MESH_AXES, op_function, run_sharded
 
@@ -101,8 +101,8 @@ class KernelConformance:
             pytest.skip("there is no gradient")
         arrays = case.arrays()
         kernel = self._kernel(case, arrays)
-        got = jax.jit(_gradient(kernel))(arrays)
-        expected = _gradient(self._closed(ops.reference(self.op), case))(arrays)
+        got = jax.jit(gradients(kernel))(arrays)
+        expected = gradients(self._closed(ops.reference(self.op), case))(arrays)
         for name in expected:
             assert_close(got[name], expected[name], self.gradient_tolerance, name)
 
@@ -133,7 +133,7 @@ class KernelConformance:
         assert_close(got, expected, self.tolerance)
 
     def test_sharded_equals_unsharded(self) -> None:
-        """Over every dim that ``partitioning`` tolerates split, on two devices."""
+        """Over every dim that ``partitioning`` tolerates split, on two devices; gradients too."""
         spec = host().kernels.get(f"{self.op}.{self.implementation}")
         tolerated = {axis for axes in spec.partitioning.values() for axis in axes}
         if not tolerated or spec.communicates or len(jax.devices()) < 2:
@@ -144,15 +144,23 @@ class KernelConformance:
         if public is None:
             pytest.skip(f"ops has no function {self.op} with the arguments of the case")
         expected = jax.jit(self._kernel(case, arrays))(arrays)
+        # What the kernel gives on one device equals these: another test.
+        reference = self._closed(ops.reference(self.op), case)
+        expected_gradients = gradients(reference)(arrays) if self._has_gradient else {}
         refusals: list[str] = []
         for axis, logical in MESH_AXES.items():
             if tolerated.isdisjoint(logical):
                 continue
-            got = run_sharded(spec, self.function(), self._closed(public, case), arrays, axis)
+            call, kernel = self._closed(public, case), self.function()
+            got = run_sharded(spec, kernel, call, arrays, axis, gradient=self._has_gradient)
             if isinstance(got, str):
                 refusals.append(f"{axis}: {got}")
                 continue
-            assert_close(got, expected, self.tolerance, f"result over {axis}")
+            result, got_gradients = got
+            assert_close(result, expected, self.tolerance, f"result over {axis}")
+            for name, gradient in expected_gradients.items():
+                what = f"gradient of {name} over {axis}"
+                assert_close(got_gradients[name], gradient, self.gradient_tolerance, what)
             refusals.append("")
         if all(refusals):
             pytest.skip("; ".join(refusals))
@@ -202,17 +210,3 @@ def _cast(arrays: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         n: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
         for n, a in arrays.items()
     }
-
-
-def _gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradient, by the floating-point arguments, of a fixed weighting of all results."""
-
-    def weighted(floats: dict[str, Any], others: dict[str, Any]) -> jax.Array:
-        return weighted_sum(function({**floats, **others}))
-
-    def gradient(arrays: Mapping[str, Any]) -> dict[str, Any]:
-        floats = {n: a for n, a in arrays.items() if jnp.issubdtype(a.dtype, jnp.floating)}
-        others = {n: a for n, a in arrays.items() if n not in floats}
-        return jax.grad(weighted)(floats, others)
-
-    return gradient

@@ -17,6 +17,8 @@ from axcore.module import Module
 from axcore.parallel import MeshShape, ProgramTarget, build_mesh
 from axcore.plugins import KernelSpec, host
 
+from ._closeness import gradients
+
 __all__ = ["MESH_AXES", "op_function", "run_sharded"]
 
 #: Mesh axis -> logical axes that it splits by default.
@@ -49,6 +51,8 @@ def run_sharded(
     call: Callable[[Mapping[str, Any]], Any],
     arrays: Mapping[str, Any],
     axis: str,
+    *,
+    gradient: bool,
 ) -> Any:
     """Runs a call with dims split over two devices.
 
@@ -58,9 +62,11 @@ def run_sharded(
         call: Calls the op's public function.
         arrays: Its arrays.
         axis: The mesh axis of two devices.
+        gradient: Whether to differentiate it, as in training.
 
     Returns:
-        Host arrays, or the reason why the kernel refuses.
+        Host arrays, of the result and of the gradients by argument (none without ``gradient``);
+        or the reason why the kernel refuses.
     """
     mesh = build_mesh(MeshShape.of({axis: 2}), jax.devices()[:2])
     platform = jax.default_backend() if "*" in spec.platforms else spec.platforms[0]
@@ -68,16 +74,20 @@ def run_sharded(
         f"{platform}-2", platform, mesh, kernels={spec.op: (spec.implementation,)}
     )
     module = _Call.Config().instantiate(name="call")
+
+    def run(given: Mapping[str, Any]) -> Any:
+        return functional(
+            module, state={}, inputs=(call, given), is_training=gradient, target=target
+        )[0]
+
     with (
         mock.patch.object(host().kernels, "load", lambda name: kernel),
         ops.record_choices() as choices,
     ):
         try:
-            out = jax.jit(
-                lambda given: functional(
-                    module, state={}, inputs=(call, given), is_training=False, target=target
-                )[0]
-            )(arrays)
+            out = jax.jit(lambda given: (run(given), gradients(run)(given) if gradient else {}))(
+                arrays
+            )
         except OpError as error:
             if error.code != "AX410":
                 raise

@@ -118,3 +118,40 @@ def test_the_suite_catches_a_kernel_that_is_wrong_on_shards(monkeypatch):
     suite.right = False
     with pytest.raises(AssertionError, match="result over data"):
         suite.test_sharded_equals_unsharded()
+
+
+def test_the_suite_catches_a_gradient_that_is_wrong_on_shards(monkeypatch):
+    """The derivative of the scale sums over rows, and each device has its own."""
+
+    @jax.custom_vjp
+    def scaled(x, scale):
+        return ops.reference("rms_norm")(x, scale, eps=1e-6)
+
+    def backward(saved, g):
+        _, pull = jax.vjp(lambda *a: ops.reference("rms_norm")(*a, eps=1e-6), *saved)
+        d_x, d_scale = pull(g)
+        return d_x, d_scale * saved[0].shape[0] / 2  # right for the two rows of the case alone
+
+    scaled.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), backward)
+    spec = KernelSpec(
+        op="rms_norm",
+        implementation="acme",
+        platforms=("*",),
+        target="nowhere:rms_norm",
+        partitioning={"x": ("batch",)},
+    )
+    fake = types.SimpleNamespace(kernels=Registry("kernels", {spec.name: (spec, "acme")}, tuple))
+    for module in ("axcore.plugins", "axcore.testing._kernels", "axcore.testing._sharded_op"):
+        monkeypatch.setattr(f"{module}.host", lambda: fake)
+
+    class Suite(KernelConformance):
+        op = "rms_norm"
+        implementation = "acme"
+
+        def function(self):
+            return lambda x, scale, *, eps: scaled(x, scale)
+
+    suite = Suite()
+    suite.test_gradient(suite.cases()[0])
+    with pytest.raises(AssertionError, match="gradient of scale over data"):
+        suite.test_sharded_equals_unsharded()

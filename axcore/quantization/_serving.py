@@ -77,8 +77,10 @@ class KVCacheRecipe(Modifier):
         """Returns ``cfg`` with quantized caches.
 
         Raises:
-            ConfigError: It has no contiguous cache, or its caches are quantized already.
+            ConfigError: It has no contiguous cache, or its caches are quantized already; or the
+                model never uses any (AX982).
         """
+        _check_decodes(cfg)
         nodes = [(path, node) for path, node in cfg.walk()]
         for path, node in nodes:
             if isinstance(node, QuantizedKVCache.Config):
@@ -92,6 +94,21 @@ class KVCacheRecipe(Modifier):
             if isinstance(node, ContiguousKVCache.Config):
                 cfg.set_path(path, new.copy().set(memory=node.memory))
         return cfg
+
+
+def _check_decodes(cfg: Any) -> None:
+    """Raises for a trainer's model that attends to whole sequences alone: its caches stay empty."""
+    model = getattr(cfg, "model", None)
+    if isinstance(model, Config) and not hasattr(model.target, "decode"):
+        name = getattr(model.target, "__name__", str(model.target))
+        raise ConfigError(
+            f"{name} attends to whole sequences and has no `decode`: it keeps no keys and values "
+            "that could be quantized",
+            code="AX982",
+            where="model",
+            hint="leave the recipe of the cache out; recipes of weights, such as int8-weights, do "
+            "apply",
+        )
 
 
 def int8_weights() -> StoredRecipe.Config:

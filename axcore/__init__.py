@@ -5,8 +5,9 @@ Public names are loaded on first use, so ``import axcore`` imports no JAX.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from axcore.lazy import lazy_attributes
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _PUBLIC = {
     "InvocationContext": "axcore.context",
     "current_context": "axcore.context",
     "functional": "axcore.context",
+    "experiments": "axcore.experiments",
 }
 
 __all__ = [
@@ -67,17 +69,4 @@ if TYPE_CHECKING:
     from axcore.module import Module as Module
     from axcore.module import ParameterSpec as ParameterSpec
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    elif name == "experiments":
-        value = importlib.import_module("axcore.experiments")
-    else:
-        raise AttributeError(f"module 'axcore' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC, "experiments"})
+__getattr__, __dir__ = lazy_attributes(globals(), _PUBLIC)

@@ -10,8 +10,9 @@ importing JAX.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from axcore.lazy import lazy_attributes
 
 # name -> module that defines it
 _PUBLIC = {
@@ -95,14 +96,4 @@ if TYPE_CHECKING:
     from axcore.ops.masks import SlidingWindow as SlidingWindow
     from axcore.ops.masks import TracedWindow as TracedWindow
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'axcore.ops' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazy_attributes(globals(), _PUBLIC)

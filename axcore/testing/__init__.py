@@ -13,8 +13,9 @@ Example:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from axcore.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from ._backends import BackendConformance as BackendConformance
@@ -36,23 +37,23 @@ if TYPE_CHECKING:
     from ._rules import apply_rule as apply_rule
 
 _PUBLIC = {
-    "BackendConformance": "_backends",
-    "DENSE_70B": "_rules",
-    "DENSE_7B": "_rules",
-    "FitCase": "_rules",
-    "KernelCase": "_kernels",
-    "KernelConformance": "_kernels",
-    "LayerConformance": "_layers",
-    "PluginConformance": "_plugins",
-    "QuantizationConformance": "_quantization",
-    "RuleChoices": "_rules",
-    "apply_rule": "_rules",
-    "check_cached_decode": "_decoding",
-    "equations": "_programs",
-    "only_distribution": "_distributions",
-    "run_page": "_pages",
-    "run_processes": "_processes",
-    "write_distribution": "_distributions",
+    "BackendConformance": "axcore.testing._backends",
+    "DENSE_70B": "axcore.testing._rules",
+    "DENSE_7B": "axcore.testing._rules",
+    "FitCase": "axcore.testing._rules",
+    "KernelCase": "axcore.testing._kernels",
+    "KernelConformance": "axcore.testing._kernels",
+    "LayerConformance": "axcore.testing._layers",
+    "PluginConformance": "axcore.testing._plugins",
+    "QuantizationConformance": "axcore.testing._quantization",
+    "RuleChoices": "axcore.testing._rules",
+    "apply_rule": "axcore.testing._rules",
+    "check_cached_decode": "axcore.testing._decoding",
+    "equations": "axcore.testing._programs",
+    "only_distribution": "axcore.testing._distributions",
+    "run_page": "axcore.testing._pages",
+    "run_processes": "axcore.testing._processes",
+    "write_distribution": "axcore.testing._distributions",
 }
 
 __all__ = [
@@ -75,8 +76,4 @@ __all__ = [
     "write_distribution",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'axcore.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"axcore.testing.{_PUBLIC[name]}"), name)
+__getattr__, __dir__ = lazy_attributes(globals(), _PUBLIC)

@@ -5,9 +5,9 @@
 run it and :func:`compare` for the machine. What only the last three need loads with them.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from axcore.lazy import lazy_attributes
 from axcore.train import optimizers, schedules
 from axcore.train.assemble import Assembled, assemble, parse_modifier
 from axcore.train.callbacks import BaseCallback
@@ -73,10 +73,4 @@ _LATER = {
     "plan": "axcore.train._plan",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'axcore.train' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LATER[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_attributes(globals(), _LATER)

@@ -24,7 +24,7 @@ PLUGINS = sorted(path.name for path in (ROOT / "plugins").glob("axlearn_*"))
 
 # Lowest first. A unit imports its own row and the rows above it in this list.
 ORDER = [
-    {"errors", "_files", "_memory"},
+    {"errors", "lazy", "_files", "_memory"},
     {"config", "plugins", "builtin"},
     {"module", "context", "collection", "transforms", "pipelining", "remat"},
     {"layers", "ops", "interop"},

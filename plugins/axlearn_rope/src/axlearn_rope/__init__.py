@@ -13,8 +13,9 @@ Names are loaded on first use, so importing the package (and registering it) imp
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from axcore.lazy import lazy_attributes
 
 __version__ = "0.1.0"
 
@@ -67,14 +68,4 @@ if TYPE_CHECKING:
     from axlearn_rope._scaling import YaRNScaling as YaRNScaling
     from axlearn_rope._scaling import rotary_frequencies as rotary_frequencies
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'axlearn_rope' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazy_attributes(globals(), _PUBLIC)

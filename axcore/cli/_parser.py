@@ -15,20 +15,49 @@ _CHOICE = re.compile(r"invalid choice: '(?P<got>[^']*)' \(choose from (?P<known>
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
+class _StoreOnce(argparse.Action):
+    """Stores the value of a flag that has one: the last of two would win without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, Parser)
+        if option_string is not None:  # not an argument without a flag
+            if self in parser.stored:
+                raise CliError(
+                    f"{option_string} is given twice: {parser.stored[self]!r}, then {values!r}",
+                    code="AX983",
+                    hint=f"give {option_string} once",
+                )
+            parser.stored[self] = values
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
-    """Raises CliError instead of printing and exiting; options are written out in full."""
+    """Raises CliError instead of printing and exiting; options are written out in full.
+
+    A flag that takes one value is given once; repeatable ones say ``action="append"``.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)
         self._given: list[str] = []
+        self.stored: dict[argparse.Action, Any] = {}
+        for name in (None, "store"):
+            self.register("action", name, _StoreOnce)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> Any:
         """Parses, and remembers what was given, to name a misspelt flag that was required."""
         self._given = list(args or ())
+        self.stored = {}
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -14,6 +14,7 @@ import pytest
 from axcore.cli._console import console
 from axcore.cli._failures import Failure
 from axcore.cli._main import COMMANDS
+from axcore.cli._parser import Parser
 from axcore.config import ConfigWarning
 from axcore.errors import ConfigError
 from axcore.plugins import Candidate, PluginHost, reset_host
@@ -303,3 +304,31 @@ def test_numbers_that_json_lacks_are_null(cli, monkeypatch):
     )
     assert cli("doctor", "--json").json["devices"][0]["id"] is None
     assert json.dumps(CommandResult({}, "").data) == "{}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("train tiny-lm --out a --out b", "--out is given twice: 'a', then 'b'"),
+        ("train tiny-lm --out a --instance cpu-2 --instance=cpu", "--instance is given twice"),
+        ("train tiny-lm --out a --max-step 3 --max-step 3", "--max-step is given twice: 3, then 3"),
+        ("config show tiny-lm --instance cpu --instance cpu-2", "--instance is given twice"),
+    ],
+)
+def test_a_flag_that_takes_one_value_is_given_once(cli, flags, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = cli(*flags.split())
+    assert done.code == 2 and told in done.err and "AX983" in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_that_may_be_repeated_are(cli):
+    flags = "--set seed=1 --set batch_size=2 --json --json --debug --debug"
+    done = cli("config", "show", "tiny-lm", *flags.split())
+    assert done.code == 0, done.err
+
+
+def test_a_parser_takes_a_flag_once_a_line():
+    parser = Parser()
+    parser.add_argument("--out")
+    assert [parser.parse_args(["--out", name]).out for name in "ab"] == ["a", "b"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
 from axcore.context import current_context
 from axcore.errors import OpError
-from axcore.module import Module, ParameterSpec, flatten_specs, no_context
+from axcore.module import Module, ParameterSpec, no_context
 from axcore.ops._dot import dot_general
 from axcore.ops._grouped_matmul import grouped_matmul
 
@@ -34,6 +34,17 @@ class BaseDotGeneral(Module):
 
     class Config(Module.Config):
         """No fields."""
+
+    @property
+    def contracted_weight(self) -> ParameterSpec | None:
+        """What describes the weight of the layer that owns this product, behind any wrapper.
+
+        None where no owner has described a ``weight`` before it added this child.
+        """
+        owner = self._parent
+        while owner is not None and "weight" not in owner._specs:
+            owner = owner._parent
+        return None if owner is None else owner._specs["weight"]
 
     @no_context
     def stored_weight(self, spec: ParameterSpec) -> ParameterSpec:
@@ -66,21 +77,34 @@ class BaseDotGeneral(Module):
     @property
     def group_specs(self) -> dict[str, ParameterSpec]:
         """What describes the arrays of :meth:`group_state`, by the same paths."""
-        return flatten_specs(self.parameter_specs())
+        specs = dict(self._specs)
+        for name, product in self._products.items():
+            specs |= {f"{name}/{path}": spec for path, spec in product.group_specs.items()}
+        return specs
 
     def group_state(self, weights: jax.Array) -> dict[str, jax.Array]:
-        """Returns what :meth:`grouped` reads beside the weights: the product's own arrays.
+        """Returns what :meth:`grouped` reads beside the weights: its own and its children's arrays.
+
+        Called once for each call of the layer, with the whole weights and in a context: what
+        follows from them is computed here, and state is set here.
 
         Args:
-            weights: All groups' matrices; what follows from them as a whole is computed here.
+            weights: All groups' matrices.
 
         Returns:
             Arrays by path, each with the groups in front.
         """
-        del weights
         ctx = current_context()
         assert ctx is not None  # public methods are called in one
-        return {path: _at(ctx.state, path) for path in flatten_specs(self.parameter_specs())}
+        state = {name: ctx.state[name] for name in self._specs}
+        for name, product in self._products.items():
+            state |= {f"{name}/{path}": x for path, x in product.group_state(weights).items()}
+        return state
+
+    @property
+    def _products(self) -> dict[str, BaseDotGeneral]:
+        children = self.children.items()
+        return {name: child for name, child in children if isinstance(child, BaseDotGeneral)}
 
     @no_context
     def grouped(
@@ -178,9 +202,3 @@ class DotGeneral(BaseDotGeneral):
         own = type(self)
         replaced = own.forward is not DotGeneral.forward
         return own.grouped is not DotGeneral.grouped if replaced else self.cfg.precision is None
-
-
-def _at(state: Any, path: str) -> jax.Array:
-    for name in path.split("/"):
-        state = state[name]
-    return state

@@ -6,14 +6,13 @@ plugin's rule chooses one with :class:`QuantizeModifier`. See ``docs/quantizatio
 """
 
 from axcore.quantization._calibrate import ObserverDot, calibrate
+from axcore.quantization._delayed import DelayedFp8Dot, is_recipe_state
 from axcore.quantization._dots import (
-    DelayedFp8Dot,
     Fp8Dot,
     Int4Dot,
     Int8Dot,
     MxFp8Dot,
     QuantizedDot,
-    is_recipe_state,
 )
 from axcore.quantization._grouped import quantized_grouped_product
 from axcore.quantization._instance import check_instance, is_quantized
@@ -30,6 +29,7 @@ from axcore.quantization._modifiers import (
 )
 from axcore.quantization._place import DEFAULT_EXCLUDE, Site, find_sites
 from axcore.quantization._products import (
+    Magnitudes,
     Plan,
     contract,
     contract_blocks,
@@ -70,6 +70,7 @@ __all__ = [
     "Int8Dot",
     "Int8Recipe",
     "KVCacheRecipe",
+    "Magnitudes",
     "MxFp8Dot",
     "MxFp8Recipe",
     "ObserverDot",

@@ -10,35 +10,26 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from axcore.context import current_context
-from axcore.errors import ConfigError, ModuleError
-from axcore.layers.initializers import Zeros
-from axcore.module import Module, ParameterSpec, no_context
+from axcore.errors import ConfigError
+from axcore.module import Module, no_context
 from axcore.ops import DotGeneral
 from axcore.ops.dot_general import DimensionNumbers
 from axcore.quantization._grouped import quantized_grouped_product
-from axcore.quantization._products import Plan, quantized_product
+from axcore.quantization._products import AT_HAND, Magnitudes, Plan, quantized_product
 from axcore.quantization._values import Operand
 
 __all__ = [
-    "DelayedFp8Dot",
     "Fp8Dot",
     "Int4Dot",
     "Int8Dot",
     "MxFp8Dot",
     "QuantizedDot",
-    "is_recipe_state",
+    "check_float8",
 ]
 
-_HISTORIES = ("lhs_amax", "rhs_amax")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e3m4")
-
-
-def is_recipe_state(path: str) -> bool:
-    """Whether a state path is of what a training recipe remembers, which other models can miss."""
-    return path.rsplit("/", 1)[-1] in _HISTORIES
 
 
 class QuantizedDot(DotGeneral):
@@ -55,7 +46,7 @@ class QuantizedDot(DotGeneral):
     plan: Plan
     #: Whether it draws random numbers or keeps state, and so cannot run inside a kernel.
     needs_context: bool = False
-    #: Whether it multiplies groups of rows too; blocks of scales and histories do not.
+    #: Whether it multiplies groups of rows too; blocks of scales do not.
     in_groups: bool = True
 
     @property
@@ -91,15 +82,13 @@ class QuantizedDot(DotGeneral):
         plan = self.plan
         if stochastic and key is None:  # no gradient is taken outside of training
             plan = plan._replace(grad=None)
-        lhs_amax, rhs_amax = self._magnitudes(lhs, rhs)
         return quantized_product(
             plan,
             lhs,
             rhs,
             dimension_numbers,
             preferred_element_type=preferred_element_type,
-            lhs_amax=lhs_amax,
-            rhs_amax=rhs_amax,
+            magnitudes=self._magnitudes(lhs, rhs),
             key=key,
         )
 
@@ -112,7 +101,7 @@ class QuantizedDot(DotGeneral):
         state: Mapping[str, jax.Array] | None = None,
     ) -> jax.Array:
         """Multiplies groups of rows; see :meth:`axcore.ops.DotGeneral.grouped`."""
-        del state  # those that have any do not multiply groups
+        del state
         return quantized_grouped_product(self.plan, rows, weights, group_sizes)
 
     @property
@@ -120,12 +109,10 @@ class QuantizedDot(DotGeneral):
         """Whether :meth:`grouped` stands for :meth:`forward` where rows come in groups."""
         return self.in_groups and not self.needs_context
 
-    def _magnitudes(
-        self, lhs: jax.Array, rhs: jax.Array
-    ) -> tuple[jax.Array | None, jax.Array | None]:
-        """Returns what the operands' largest values stand for; None measures them now."""
+    def _magnitudes(self, lhs: jax.Array, rhs: jax.Array) -> Magnitudes:
+        """Returns what the operands' largest values stand for."""
         del lhs, rhs
-        return None, None
+        return AT_HAND
 
 
 class Int8Dot(QuantizedDot):
@@ -177,7 +164,7 @@ class Fp8Dot(QuantizedDot):
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
         for name in ("dtype", "grad_dtype"):
-            _check_float8(self, name)
+            check_float8(self, name)
         self.plan = Plan(
             lhs=Operand(cfg.dtype, cfg.granularity),
             rhs=Operand(cfg.dtype, cfg.granularity),
@@ -186,75 +173,6 @@ class Fp8Dot(QuantizedDot):
             grad_rhs=cfg.quantize_rhs_grad,
             precision=cfg.precision,
         )
-
-
-class DelayedFp8Dot(QuantizedDot):
-    """float8 whose operands' scales come from the largest magnitudes of earlier steps.
-
-    Quantizing then waits for no pass over the tensor. The history is state of this module, set by
-    training steps and read by all; until it has one, and where it holds zeros only, the magnitude
-    at hand is taken. The gradient's scale is always taken from the gradient at hand: what the
-    backward pass measures could leave it only as a gradient of something.
-    """
-
-    class Config(QuantizedDot.Config):
-        """Formats and the history."""
-
-        dtype: str = "float8_e4m3fn"
-        grad_dtype: str = "float8_e5m2"
-        # Steps that are looked back on; the largest magnitude among them counts.
-        history_length: int = 128
-        # The scale leaves room for magnitudes that grow by this factor within a step.
-        headroom: float = 1.0
-
-    needs_context = True
-    in_groups = False
-
-    def __init__(self, cfg: Config, *, parent: Module | None = None):
-        super().__init__(cfg, parent=parent)
-        for name in ("dtype", "grad_dtype"):
-            _check_float8(self, name)
-        if cfg.history_length < 1 or not cfg.headroom >= 1.0:
-            raise ConfigError(
-                f"history_length is {cfg.history_length} and headroom {cfg.headroom}, expected at "
-                "least 1 of each",
-                code="AX433",
-                where=self.config_path or self.path,
-            )
-        self.plan = Plan(
-            lhs=Operand(cfg.dtype, "tensor"),
-            rhs=Operand(cfg.dtype, "tensor"),
-            grad=Operand(cfg.grad_dtype, "tensor"),
-            precision=cfg.precision,
-        )
-        for name in _HISTORIES:
-            self._add_parameter(
-                name,
-                ParameterSpec(
-                    (cfg.history_length,), "float32", (None,), Zeros(), kind="state", optional=True
-                ),
-            )
-
-    def _magnitudes(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self._from_history("lhs_amax", lhs), self._from_history("rhs_amax", rhs)
-
-    def _from_history(self, name: str, x: jax.Array) -> jax.Array:
-        ctx = current_context()
-        if ctx is None or name not in ctx.state:
-            raise ModuleError(
-                f"the state given has no history {name!r}",
-                code="AX328",
-                where=self.path,
-                hint="pass the whole state that module.initialize(key) returned",
-            )
-        history = ctx.state[name]
-        now = jnp.max(jnp.abs(jax.lax.stop_gradient(x))).astype(jnp.float32)
-        if ctx.is_training:
-            # The largest over repeated calls, microbatches and replicas: the older entries are
-            # equal in all of them.
-            ctx.set_state(name, jnp.concatenate([now[None], history[:-1]]), reduction="max")
-        before = jnp.max(history)
-        return jnp.where(before > 0, before * self.cfg.headroom, now)
 
 
 class MxFp8Dot(QuantizedDot):
@@ -276,7 +194,7 @@ class MxFp8Dot(QuantizedDot):
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
         for name in ("dtype", "grad_dtype"):
-            _check_float8(self, name)
+            check_float8(self, name)
         operand = Operand(cfg.dtype, "block", cfg.block)
         self.plan = Plan(
             lhs=operand,
@@ -307,7 +225,7 @@ class Int4Dot(QuantizedDot):
         )
 
 
-def _check_float8(module: Module, name: str) -> None:
+def check_float8(module: Module, name: str) -> None:
     cfg: Any = module.cfg
     value = getattr(cfg, name)
     if value not in _FLOAT8:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from axcore import ops
-from axcore.quantization._products import Plan
+from axcore.quantization._products import AT_HAND, Magnitudes, Plan
 from axcore.quantization._values import Operand, Quantized, dequantize, quantize
 
 __all__ = ["contract_groups", "quantized_grouped_product"]
@@ -28,7 +28,12 @@ _ROW, _COLUMN = 1, 2  # dims of (groups, in, out) that the two products sum over
 
 
 def quantized_grouped_product(
-    plan: Plan, rows: jax.Array, weights: jax.Array, group_sizes: jax.Array
+    plan: Plan,
+    rows: jax.Array,
+    weights: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    magnitudes: Magnitudes = AT_HAND,
 ) -> jax.Array:
     """:func:`axcore.ops.grouped_matmul` with quantized operands.
 
@@ -38,12 +43,14 @@ def quantized_grouped_product(
         rows: (M, K), sorted by group.
         weights: (E, K, N).
         group_sizes: (E,) int32.
+        magnitudes: What scales the weights, when it is not taken from them: (E, 1, 1), or with
+            channels (E, 1, N) in the forward product and (E, K, 1) in that of the gradient.
 
     Returns:
         (M, N) in the dtype of ``rows``; rows past the last group are zero.
     """
     call = _Call(plan, ops.ambient_target())
-    return cast("jax.Array", _product(call, rows, weights, group_sizes))
+    return cast("jax.Array", _product(call, rows, weights, group_sizes, magnitudes))
 
 
 class _Call:
@@ -55,21 +62,26 @@ class _Call:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(call: _Call, rows: Any, weights: Any, group_sizes: Any) -> jax.Array:
-    return _forward(call, rows, weights, group_sizes)[0]
+def _product(
+    call: _Call, rows: Any, weights: Any, group_sizes: Any, magnitudes: Magnitudes
+) -> jax.Array:
+    return _forward(call, rows, weights, group_sizes, magnitudes)[0]
 
 
 class _Saved(NamedTuple):
     rows: jax.Array
     weights: jax.Array
     group_sizes: jax.Array
+    magnitudes: Magnitudes
 
 
-def _forward(call: _Call, rows: Any, weights: Any, group_sizes: Any) -> tuple[jax.Array, _Saved]:
-    plan = call.plan
+def _forward(
+    call: _Call, rows: Any, weights: Any, group_sizes: Any, magnitudes: Magnitudes
+) -> tuple[jax.Array, _Saved]:
+    plan, amax = call.plan, magnitudes.rhs
     with ops.on_target(call.target):
-        y = _multiply(plan.lhs, rows, plan.rhs, weights, group_sizes, summed=_ROW)
-    return y.astype(rows.dtype), _Saved(rows, weights, group_sizes)
+        y = _multiply(plan.lhs, rows, plan.rhs, weights, group_sizes, summed=_ROW, amax=amax)
+    return y.astype(rows.dtype), _Saved(rows, weights, group_sizes, magnitudes)
 
 
 def _backward(call: _Call, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
@@ -78,15 +90,17 @@ def _backward(call: _Call, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
 
 
 def _gradients(plan: Plan, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
-    rows, weights, sizes = saved
+    rows, weights, sizes, magnitudes = saved
     seen_rows = _seen(rows, plan.lhs, (1,))
-    seen_weights = _seen(weights, plan.rhs, _shared(plan.rhs, _ROW))
+    seen_weights = _seen(weights, plan.rhs, _shared(plan.rhs, _ROW), magnitudes.rhs)
     _, pull = jax.vjp(lambda x, w: ops.grouped_matmul(x, w, sizes), seen_rows, seen_weights)
     d_rows, d_weights = pull(grad.astype(rows.dtype))
     if plan.grad is not None and plan.grad_lhs:
-        d_rows = _multiply(plan.grad, grad, plan.rhs, weights, sizes, summed=_COLUMN)
+        amax = magnitudes.rhs_back
+        d_rows = _multiply(plan.grad, grad, plan.rhs, weights, sizes, summed=_COLUMN, amax=amax)
     zero = np.zeros(sizes.shape, jax.dtypes.float0)
-    return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), zero
+    d_magnitudes = jax.tree.map(jnp.zeros_like, magnitudes)
+    return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), zero, d_magnitudes
 
 
 _product.defvjp(_forward, _backward)
@@ -100,14 +114,15 @@ def _multiply(
     group_sizes: jax.Array,
     *,
     summed: int,
+    amax: jax.Array | None,
 ) -> jax.Array:
     """Returns the product over ``summed`` of the weights (groups, in, out); float32 if scaled."""
     shared = _shared(weights_how, summed)
     if rows_how is None or weights_how is None:
-        rows, weights = _seen(rows, rows_how, (1,)), _seen(weights, weights_how, shared)
+        rows, weights = _seen(rows, rows_how, (1,)), _seen(weights, weights_how, shared, amax)
         return ops.grouped_matmul(rows, _turned(weights, summed), group_sizes)
     a = quantize(rows, rows_how, (1,))
-    b = quantize(weights, weights_how, shared)
+    b = quantize(weights, weights_how, shared, amax=amax)
     values, scale = (_turned(x, summed) for x in b)
     return contract_groups(a, Quantized(values, scale), group_sizes)
 
@@ -145,9 +160,11 @@ def _turned(weights: jax.Array, summed: int) -> jax.Array:
     return weights if summed == _ROW else jnp.swapaxes(weights, _ROW, _COLUMN)
 
 
-def _seen(x: jax.Array, how: Operand | None, shared: tuple[int, ...]) -> jax.Array:
+def _seen(
+    x: jax.Array, how: Operand | None, shared: tuple[int, ...], amax: jax.Array | None = None
+) -> jax.Array:
     """Returns an operand as the quantized product sees it."""
     if how is None:
         return x
-    q: Quantized = quantize(x, how, shared)
+    q: Quantized = quantize(x, how, shared, amax=amax)
     return dequantize(q, x.dtype)

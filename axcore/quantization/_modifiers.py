@@ -12,8 +12,8 @@ from axcore.errors import ConfigError, did_you_mean
 from axcore.module import Module
 from axcore.ops import DotGeneral
 from axcore.plugins import host
+from axcore.quantization._delayed import DelayedFp8Dot
 from axcore.quantization._dots import (
-    DelayedFp8Dot,
     Fp8Dot,
     Int4Dot,
     Int8Dot,
@@ -112,7 +112,7 @@ class Recipe(Modifier):
         if left and not _in_groups(target):
             _log.info(
                 "%d products of groups of rows, such as %s, stay as they are: %s does not "
-                "multiply groups; the recipes int8 and fp8 do",
+                "multiply groups; the recipes int8, fp8 and fp8-delayed do",
                 len(left),
                 left[0],
                 target.__qualname__.removesuffix(".Config"),
@@ -133,11 +133,11 @@ def _check_place(site: Site, product: Config) -> None:
             f"{target.__name__} does not multiply groups of rows, as {site.path} does",
             code="AX432",
             where=site.config_path,
-            hint="leave it out with grouped=False, or take the recipe int8 or fp8",
+            hint="leave it out with grouped=False, or take the recipe int8, fp8 or fp8-delayed",
         )
-    needs = getattr(target, "needs_context", False) or getattr(
-        product, "stochastic_rounding", False
-    )
+    needs = getattr(product, "stochastic_rounding", False)
+    if site.kind != "grouped":  # groups of rows are given state, if no random numbers
+        needs = needs or getattr(target, "needs_context", False)
     if needs:
         raise ConfigError(
             f"{target.__name__} keeps state or draws random numbers, and the product at "
@@ -188,12 +188,11 @@ class DelayedFp8Recipe(Recipe):
     """:class:`DelayedFp8Dot`: float8 scaled by earlier steps' magnitudes."""
 
     class Config(Recipe.Config):
-        """See :class:`DelayedFp8Dot`, which does not multiply groups of rows."""
-
-        grouped: bool = False
+        """See :class:`DelayedFp8Dot`."""
 
         dtype: str = "float8_e4m3fn"
         grad_dtype: str = "float8_e5m2"
+        granularity: Literal["tensor", "channel"] = "tensor"
         history_length: int = 128
         headroom: float = 1.0
 

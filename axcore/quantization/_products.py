@@ -27,7 +27,15 @@ from axcore.quantization._values import (
     quantize_blocks,
 )
 
-__all__ = ["Plan", "contract", "contract_blocks", "labels", "quantized_product"]
+__all__ = [
+    "AT_HAND",
+    "Magnitudes",
+    "Plan",
+    "contract",
+    "contract_blocks",
+    "labels",
+    "quantized_product",
+]
 
 
 class Plan(NamedTuple):
@@ -49,6 +57,25 @@ class Plan(NamedTuple):
     grad_lhs: bool = True
     grad_rhs: bool = True
     precision: Any = None
+
+
+class Magnitudes(NamedTuple):
+    """What the largest values of operands stand for, float32; None takes it from the values.
+
+    Attributes:
+        lhs: Of the activations.
+        rhs: Of the weights, in the forward product.
+        rhs_back: Of the weights in the product that gives the gradient of the activations, which
+            sums over other dims.
+    """
+
+    lhs: Any = None
+    rhs: Any = None
+    rhs_back: Any = None
+
+
+#: All operands are scaled by the values at hand.
+AT_HAND = Magnitudes()
 
 
 class _Static(NamedTuple):
@@ -178,8 +205,7 @@ def quantized_product(
     dimension_numbers: Any,
     *,
     preferred_element_type: Any = None,
-    lhs_amax: jax.Array | None = None,
-    rhs_amax: jax.Array | None = None,
+    magnitudes: Magnitudes = AT_HAND,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """``jax.lax.dot_general`` with quantized operands, forward and backward.
@@ -190,8 +216,8 @@ def quantized_product(
         rhs: Weights, by convention.
         dimension_numbers: As for ``jax.lax.dot_general``.
         preferred_element_type: Dtype of the result; default that of the operands.
-        lhs_amax: Magnitude that scales ``lhs``, when it is not taken from ``lhs``; scalar.
-        rhs_amax: The same for ``rhs``.
+        magnitudes: What scales operands that are not scaled by the values at hand: each a scalar,
+            or of the operand's rank with size 1 along the dims that share a scale.
         key: PRNG key, for stochastic rounding of the gradient.
 
     Returns:
@@ -201,43 +227,42 @@ def quantized_product(
     compute = jnp.dtype(jnp.result_type(lhs, rhs))
     dtype = compute if preferred_element_type is None else jnp.dtype(preferred_element_type)
     static = _Static(plan, lhs_dims, rhs_dims, out, dtype, compute)
-    return cast("jax.Array", _product(static, lhs, rhs, lhs_amax, rhs_amax, key))
+    return cast("jax.Array", _product(static, lhs, rhs, magnitudes, key))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(
-    static: _Static, lhs: Any, rhs: Any, lhs_amax: Any, rhs_amax: Any, key: Any
-) -> jax.Array:
-    return _forward(static, lhs, rhs, lhs_amax, rhs_amax, key)[0]
+def _product(static: _Static, lhs: Any, rhs: Any, magnitudes: Magnitudes, key: Any) -> jax.Array:
+    return _forward(static, lhs, rhs, magnitudes, key)[0]
 
 
 def _forward(
-    static: _Static, lhs: Any, rhs: Any, lhs_amax: Any, rhs_amax: Any, key: Any
+    static: _Static, lhs: Any, rhs: Any, magnitudes: Magnitudes, key: Any
 ) -> tuple[jax.Array, Any]:
     plan = static.plan
-    a = _Side(lhs, static.lhs, plan.lhs, lhs_amax)
-    b = _Side(rhs, static.rhs, plan.rhs, rhs_amax)
+    a = _Side(lhs, static.lhs, plan.lhs, magnitudes.lhs)
+    b = _Side(rhs, static.rhs, plan.rhs, magnitudes.rhs)
     y = _multiply(static, a, b, static.out, quantized=True)
-    saved = (a.saved(), b.saved(), lhs_amax, rhs_amax, key, _empty(lhs), _empty(rhs))
+    saved = (a.saved(), b.saved(), magnitudes, key, _empty(lhs), _empty(rhs))
     return y.astype(static.dtype), saved
 
 
 def _backward(static: _Static, saved: Any, grad: jax.Array) -> tuple[Any, ...]:
-    lhs, rhs, lhs_amax, rhs_amax, key, lhs_like, rhs_like = saved
+    lhs, rhs, magnitudes, key, lhs_like, rhs_like = saved
     plan = static.plan
-    a = _Side(lhs, static.lhs, plan.lhs, lhs_amax, out=static.out)
-    b = _Side(rhs, static.rhs, plan.rhs, rhs_amax, out=static.out)
-    keys = (None, None) if key is None else tuple(jax.random.split(key))
     has_grad = plan.grad is not None
+    few_bits = has_grad and plan.grad_lhs
+    b_amax = magnitudes.rhs_back if few_bits else magnitudes.rhs
+    a = _Side(lhs, static.lhs, plan.lhs, magnitudes.lhs, out=static.out)
+    b = _Side(rhs, static.rhs, plan.rhs, b_amax, out=static.out)
+    keys = (None, None) if key is None else tuple(jax.random.split(key))
     g = _Side(grad, static.out, plan.grad, key=keys[0])
-    lhs_grad = _multiply(static, g, b, static.lhs, quantized=has_grad and plan.grad_lhs)
+    lhs_grad = _multiply(static, g, b, static.lhs, quantized=few_bits)
     g = _Side(grad, static.out, plan.grad, key=keys[1])
     rhs_grad = _multiply(static, a, g, static.rhs, quantized=has_grad and plan.grad_rhs)
     return (
         lhs_grad.astype(lhs_like.dtype),
         rhs_grad.astype(rhs_like.dtype),
-        None if lhs_amax is None else jnp.zeros_like(lhs_amax),
-        None if rhs_amax is None else jnp.zeros_like(rhs_amax),
+        jax.tree.map(jnp.zeros_like, magnitudes),
         None if key is None else np.zeros(key.shape, jax.dtypes.float0),
     )
 

@@ -22,7 +22,7 @@ from axcore.context import current_context
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers.initializers import Ones, Zeros
 from axcore.module import Module, ParameterSpec, no_context
-from axcore.ops import DotGeneral
+from axcore.ops import BaseDotGeneral, DotGeneral
 from axcore.ops.dot_general import DimensionNumbers
 from axcore.quantization._grouped import contract_groups
 from axcore.quantization._products import contract, labels
@@ -292,12 +292,9 @@ def unpack_int4(packed: jax.Array, dim: int) -> jax.Array:
     return ((bits ^ 8).astype(jnp.int8) - 8).reshape(shape)  # the sign is the fourth bit
 
 
-def _weight_of(dot: Module) -> ParameterSpec:
+def _weight_of(dot: BaseDotGeneral) -> ParameterSpec:
     """Returns the spec of the weight that the owner contracts, behind any wrapper."""
-    owner = dot._parent
-    while owner is not None and "weight" not in owner._specs:
-        owner = owner._parent
-    spec = None if owner is None else owner._specs["weight"]
+    spec = dot.contracted_weight
     summed = () if spec is None else spec.fan_in_dims
     if spec is None or not summed or summed != tuple(range(summed[0], summed[-1] + 1)):
         raise ConfigError(

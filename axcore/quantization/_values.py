@@ -119,7 +119,7 @@ def quantize(
         key: PRNG key, for stochastic rounding.
 
     Returns:
-        Values and scale. Where all is zero the scale is 1.
+        Values and scale. Where all is zero the scale is 1. A scale is NaN where a value is.
 
     Example:
         >>> x = jnp.array([[1.0, -2.0], [0.5, 0.25]])
@@ -132,8 +132,8 @@ def quantize(
         amax = jnp.max(jnp.abs(x), axis=shared, keepdims=True)
     limit = largest(operand.dtype)
     scale = amax * (operand.clip / limit)
-    # A subnormal scale would make its inverse infinite.
-    scale = jnp.where(scale > jnp.finfo(jnp.float32).tiny, scale, 1.0)
+    # A subnormal scale would make its inverse infinite. Integers have no NaN: their scale has.
+    scale = jnp.where(scale <= jnp.finfo(jnp.float32).tiny, 1.0, scale)
     scale = jnp.reshape(scale, (1,) * x.ndim) if scale.ndim == 0 else scale
     return Quantized(_rounded(x / scale, operand, key), scale)
 

@@ -43,6 +43,48 @@ def test_scales_come_from_the_history_and_from_the_values_while_it_is_empty():
     np.testing.assert_allclose(y, 100.0 * one, rtol=1e-6)
 
 
+def by_channel(**known):
+    cfg = DELAYED.copy()
+    cfg.dot.set(granularity="channel")
+    names = ("lhs_amax", "rhs_out_amax", "rhs_in_amax")
+    wide = {name: (3,) if name == "lhs_amax" else (3, 8) for name in names}
+    empty = {name: jnp.zeros(shape) for name, shape in wide.items()}
+    return cfg.instantiate(name="layer"), {**empty, **known}
+
+
+def test_by_channel_each_output_and_each_input_of_the_weights_has_a_history():
+    module, dot = by_channel()
+    w = jax.random.normal(jax.random.key(0), (8, 8))
+    _, updates = run(module, {"weight": w, "dot": dot}, jnp.ones((2, 8)))
+    assert set(updates) == {"dot/lhs_amax", "dot/rhs_out_amax", "dot/rhs_in_amax"}
+    np.testing.assert_array_equal(updates["dot/rhs_out_amax"][0], np.abs(w).max(0))
+    np.testing.assert_array_equal(updates["dot/rhs_in_amax"][0], np.abs(w).max(1))
+    specs = module.parameter_specs()["dot"]
+    assert specs["rhs_out_amax"].axes == (None, "mlp")
+    assert specs["rhs_in_amax"].axes == (None, "embed")
+
+
+def test_by_channel_outputs_scale_the_result_and_inputs_its_gradient():
+    """What is known as half of what is there saturates, in its own channel alone."""
+    one = jnp.ones((3, 8))
+    of_output = {"rhs_out_amax": one.at[:, 2].set(0.5), "rhs_in_amax": one}
+    of_input = {"rhs_out_amax": one, "rhs_in_amax": one.at[:, 5].set(0.5)}
+    for known, result, gradient in ((of_output, 2, None), (of_input, None, 5)):
+        module, dot = by_channel(**known)
+
+        def loss(x, module=module, dot=dot):
+            y, _ = run(module, {"weight": jnp.ones((8, 8)), "dot": dot}, x, is_training=False)
+            return jnp.sum(y), y
+
+        grad, y = jax.grad(loss, has_aux=True)(jnp.ones((1, 8)))
+        want = np.full((2, 8), 8.0)
+        for row, channel in enumerate((result, gradient)):
+            if channel is not None:
+                want[row, channel] = 4.0
+        # Every operand is a power of two; scales are float32.
+        np.testing.assert_allclose(np.concatenate([y, grad]), want, rtol=1e-6)
+
+
 class _Twice(Layer):
     class Config(Layer.Config):
         inner: Linear.Config = DELAYED

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.quantization import Operand, Plan, quantized_grouped_product
+from axcore.quantization import Magnitudes, Operand, Plan, quantized_grouped_product
 
 M, K, N, E = 23, 16, 12, 4
 SIZES = np.array([7, 0, 11, 3], np.int32)  # one group is empty, two rows belong to none
@@ -91,3 +91,36 @@ def test_a_row_does_not_depend_on_the_others(arrays):
             plan, jnp.asarray(x[7:18]), jnp.asarray(w[2:3]), jnp.array([11], jnp.int32)
         )
         np.testing.assert_allclose(part, whole[7:18], rtol=1e-6)
+
+
+def test_known_magnitudes_scale_each_groups_matrix_in_both_products(arrays):
+    """Those at hand, given by hand, change nothing; halves of them saturate their group alone."""
+    channel = Plan(*(Operand(o.dtype, "channel") for o in FP8[:3]))
+    x, w, g = (jnp.asarray(a) for a in arrays)
+    at_hand = {
+        FP8: Magnitudes(rhs=jnp.abs(w).max((1, 2), keepdims=True)),
+        channel: Magnitudes(
+            rhs=jnp.abs(w).max(1, keepdims=True), rhs_back=jnp.abs(w).max(2, keepdims=True)
+        ),
+    }
+    for plan, known in at_hand.items():
+        if known.rhs_back is None:
+            known = known._replace(rhs_back=known.rhs)
+
+        def result(magnitudes, plan=plan):
+            def product(x, w):
+                sizes = jnp.asarray(SIZES)
+                return quantized_grouped_product(plan, x, w, sizes, magnitudes=magnitudes)
+
+            y, pull = jax.vjp(product, x, w)
+            return (y, *pull(g))
+
+        whole = result(known)
+        for a, b in zip(whole, run(plan, *arrays), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+        halves = Magnitudes(*(None if a is None else a.at[2].multiply(0.5) for a in known))
+        y, dx, _ = result(halves)
+        of_two = np.flatnonzero(groups() == 2)
+        for value, before in ((y, whole[0]), (dx, whole[1])):
+            changed = np.any(np.asarray(value) != np.asarray(before), axis=1)
+            assert set(np.flatnonzero(changed)) == set(of_two)

@@ -23,6 +23,11 @@ class TestFp8Delayed(QuantizationConformance):
     recipe = "fp8-delayed"
 
 
+class TestFp8DelayedByChannel(QuantizationConformance):
+    recipe = "fp8-delayed"
+    options = {"granularity": "channel"}  # noqa: RUF012 - a constant
+
+
 class TestMxFp8(QuantizationConformance):
     recipe = "mxfp8"
 

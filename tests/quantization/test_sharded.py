@@ -10,8 +10,14 @@ from axcore import functional
 from axcore.layers import Linear
 from axcore.quantization import DelayedFp8Dot, Int8Dot
 
+DOTS = {
+    "int8": Int8Dot.Config(),
+    "fp8": DelayedFp8Dot.Config(),
+    "channels": DelayedFp8Dot.Config(granularity="channel"),
+}
 
-@pytest.mark.parametrize("dot", [Int8Dot.Config(), DelayedFp8Dot.Config()], ids=["int8", "fp8"])
+
+@pytest.mark.parametrize("dot", DOTS.values(), ids=DOTS)
 def test_a_split_sum_has_one_scale(dot):
     layer = Linear.Config(input_dim=32, output_dim=16, bias=False, dot=dot)
     module = layer.instantiate(name="layer")

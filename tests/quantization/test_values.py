@@ -74,6 +74,14 @@ def test_zeros_and_tiny_numbers_have_a_scale():
     assert np.isfinite(np.asarray(q.scale)).all()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4", "float8_e4m3fn"])
+def test_what_is_no_number_comes_back_as_none(dtype):
+    x = jnp.array([[jnp.nan, 1.0], [jnp.inf, 1.0], [2.0, 1.0]])
+    back = dequantize(quantize(x, Operand(dtype), (1,)))
+    assert not jnp.isfinite(back[:2, 0]).any()
+    assert jnp.isfinite(back[2]).all()
+
+
 @pytest.mark.parametrize("how", ["channels", "blocks"])
 def test_any_contraction_equals_einsum_of_what_was_rounded(how):
     """Batch dims, several summed dims, and a sum that no block divides."""

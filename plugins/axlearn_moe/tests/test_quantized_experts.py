@@ -29,7 +29,13 @@ from axcore.layers import Linear, LoRA
 from axcore.ops import DotGeneral
 from axcore.parallel import resolve_instance
 from axcore.plugins import host
-from axcore.quantization import QuantizeModifier, StoredDot, find_sites, quantize_weight
+from axcore.quantization import (
+    DelayedFp8Dot,
+    QuantizeModifier,
+    StoredDot,
+    find_sites,
+    quantize_weight,
+)
 from axcore.quantization._stored import unpack_int4
 from axcore.train import JsonlWriter, train
 from axlearn_moe import EinsumDispatch, ExpertChoiceRouter, GroupedDispatch, MoEModifier
@@ -165,6 +171,74 @@ def test_blocks_that_do_not_divide_are_refused_with_a_way_out():
         call(module, state, x, info, target_of(model=2))
     assert "down/dot/scale has 3 blocks" in str(raised.value)
     assert "int4-weights:options={'group':16}" in str(raised.value)
+
+
+# -- float8 by what earlier steps have seen --------------------------------------------------------
+
+DELAYED = {
+    "tensor": DelayedFp8Dot.Config(history_length=2),
+    "channel": DelayedFp8Dot.Config(history_length=2, granularity="channel"),
+}
+
+
+def first_step(dot, dispatch=None, target=None):
+    """Output and gradients, parameters, and the states that a training step sets."""
+    fields = dict.fromkeys(NAMES, Linear.Config(dot=dot)) | {"hidden_dim": HIDDEN}
+    fields |= {} if dispatch is None else {"dispatch": dispatch}
+    module = layer(**fields).instantiate(name="layer")
+    state = random_params(module)
+    x, info = inputs(BATCH, SEQ), sequence_info(BATCH, SEQ, 1)
+    if target is not None:
+        state = jax.device_put(state, target.shardings(module.parameter_specs()))
+
+    def scalar(x, experts):
+        y, collection = functional(
+            module,
+            state={**state, "experts": experts},
+            inputs=(x, info),
+            is_training=True,
+            target=target,
+        )
+        updates = {p: e.result() for p, e in collection.state_updates.items()}
+        return weighted(y, info), (y, updates)
+
+    run = jax.jit(jax.value_and_grad(scalar, (0, 1), has_aux=True))
+    run = run.lower(x, state["experts"]).compile(compiler_options=IN_A_HURRY)
+    (_, (y, updates)), grads = run(x, state["experts"])
+    return (y, grads), state["experts"], updates
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_each_expert_has_a_history_of_its_own_in_both_dispatches(name):
+    grouped, experts, updates = first_step(DELAYED[name])
+    einsum, _, others = first_step(DELAYED[name], EinsumDispatch.Config())
+    dims = {"rhs_amax": (1, 2), "rhs_out_amax": (1,), "rhs_in_amax": (2,)}
+    kinds = ["rhs_amax"] if name == "tensor" else ["rhs_out_amax", "rhs_in_amax"]
+    assert set(updates) == {f"experts/{n}/dot/{kind}" for n in NAMES for kind in kinds}
+    for path, history in updates.items():
+        _, linear, _, kind = path.split("/")
+        largest = np.abs(experts[linear]["weight"]).max(dims[kind])
+        np.testing.assert_array_equal(history, [largest, np.zeros_like(largest)])
+        np.testing.assert_array_equal(history, others[path])
+    # The gradients of matrices are quantized in the one-hot dispatch alone.
+    assert_close((grouped[0], grouped[1][0]), (einsum[0], einsum[1][0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DELAYED)
+def test_histories_over_devices_are_those_of_one_device(name):
+    """Hidden units stay whole: a row of parts of them has a scale for each part."""
+    target = target_of(data=2, expert=2)
+    assert_close(first_step(DELAYED[name], target=target), first_step(DELAYED[name]))
+
+
+def test_an_adapter_leaves_the_history_to_the_product_inside():
+    (y, _), _, updates = first_step(LoRA.Config(rank=2, base=DELAYED["tensor"]))
+    (other, _), _, others = first_step(
+        LoRA.Config(rank=2, base=DELAYED["tensor"]), EinsumDispatch.Config()
+    )
+    assert set(updates) == {f"experts/{n}/dot/base/rhs_amax" for n in NAMES}
+    assert_close((y, updates), (other, others))
 
 
 # -- whole models ------------------------------------------------------------------------------

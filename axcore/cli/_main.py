@@ -122,7 +122,9 @@ def _add_plugin_command(subparsers: Any, name: str, argv: Sequence[str]) -> None
     raise CliError(
         f"no command {name!r}; known: {', '.join(known)}",
         code="AX800",
-        hint="; ".join(h for h in hints if h) or "see `axcore --help`",
+        hint="; ".join(h for h in hints if h)
+        or "see `axcore --help`; plugins add commands, and are distributions of their own (keyword "
+        "axcore): `axcore plugins list` shows the installed ones",
     )
 
 

@@ -48,7 +48,9 @@ def resolve_instance(name: str) -> Instance:
         spec = host().instance_type(name)
     except PluginLookupError as error:
         known = host().instance_types.names()
-        hints = [_near_instances(name, known), error.hint or ""]
+        near = _near_instances(name, known)
+        plugins = "vendors' machines come with hardware plugins, which are distributions of their "
+        hints = [near or f"{plugins}own (keyword axcore)", error.hint or ""]
         raise PluginLookupError(
             f"unknown instance {name!r}; known: {', '.join(known)}",
             hint="; ".join(h for h in hints if h),

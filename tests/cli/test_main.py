@@ -79,6 +79,16 @@ def test_an_unknown_command_gets_near_misses(cli):
     assert "no command 'trian'" in done.err and "did you mean 'train'?" in done.err
 
 
+def test_a_command_that_no_installed_plugin_adds_points_at_plugins(cli):
+    former = reset_host(PluginHost([]))
+    try:
+        done = cli("upcycle", "--from", "run")
+    finally:
+        reset_host(former)
+    assert done.code == 2 and "no command 'upcycle'" in done.err
+    assert "axcore plugins list" in done.err
+
+
 def test_an_unknown_inner_command_gets_near_misses(cli):
     done = cli("plugins", "lst")
     assert done.code == 2 and "did you mean 'list'?" in done.err

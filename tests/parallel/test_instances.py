@@ -12,6 +12,7 @@ from axcore.parallel import (
     resolve_instance,
     select_devices,
 )
+from axcore.plugins import PluginHost, reset_host
 
 
 def test_cpu_is_one_device_with_the_memory_of_the_machine():
@@ -36,6 +37,16 @@ def test_an_unknown_instance_names_near_misses(name, meant):
     assert info.value.exit_code == 2
     if meant:
         assert f"did you mean '{meant}" in str(info.value)
+
+
+def test_a_machine_that_no_installed_plugin_knows_points_at_plugins():
+    former = reset_host(PluginHost([]))
+    try:
+        with pytest.raises(PluginLookupError, match="unknown instance 'tpu-v5e-8'") as info:
+            resolve_instance("tpu-v5e-8")
+    finally:
+        reset_host(former)
+    assert "hardware plugins" in info.value.hint and "axcore plugins list" in info.value.hint
 
 
 def test_this_machine_is_a_cpu():

@@ -145,6 +145,16 @@ def test_masked_tokens_give_zero_and_no_gradient(kind, chunk_tokens):
     np.testing.assert_allclose(out.loss[keep], expected[0][keep], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("valid", "unknown"), [(None, V), (9, 9), (9, V + 3)])
+def test_a_target_past_the_vocabulary_has_no_loss(valid, unknown):
+    hidden, weight, targets = inputs(6)
+    targets = (targets % 9).at[1:3].set(unknown)
+    mask = jnp.arange(6) != 2
+    out = run(hidden, weight, targets, mask, valid_vocab_size=valid, chunk_tokens=4)
+    np.testing.assert_array_equal(jnp.isnan(out.loss), jnp.arange(6) == 1)
+    assert not out.correct[1:3].any()
+
+
 def test_weight_gradients_are_summed_over_chunks_in_float32():
     tokens = 2048
     hidden = jnp.ones((tokens, 2), jnp.bfloat16)

@@ -100,6 +100,20 @@ def test_linear_cross_entropy_of_sharded_tokens_and_weight(sizes, rules, lead):
     close(gradients(Loss, target, 2, *inputs), expected)
 
 
+def test_a_target_past_a_vocabulary_that_is_split_has_no_loss():
+    keys = jax.random.split(jax.random.key(0), 2)
+    hidden, weight = jax.random.normal(keys[0], (4, 16, 8)), jax.random.normal(keys[1], (16, 8))
+    targets = jnp.zeros((4, 16), jnp.int32).at[1, 2].set(16)
+    target = ProgramTarget("cpu-8", "cpu", mesh_of({"fsdp": 4, "model": 2}))
+    module = Loss.Config().instantiate(name="m")
+
+    @jax.jit
+    def loss(*inputs):
+        return functional(module, state={}, inputs=inputs, is_training=True, target=target)[0]
+
+    assert np.argwhere(np.isnan(loss(hidden, weight, targets))).tolist() == [[1, 2]]
+
+
 def test_linear_cross_entropy_inside_a_shard_map_of_another_axis():
     keys = jax.random.split(jax.random.key(0), 3)
     hidden, weight = jax.random.normal(keys[0], (8, 16, 8)), jax.random.normal(keys[1], (16, 8))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from axcore.errors import OpError
@@ -55,7 +56,8 @@ def linear_cross_entropy(
         hidden: (..., D) final hidden states.
         weight: (V, D) as an embedding table (``layout="vd"``) or (D, V) (``"dv"``); neither is
             copied transposed. Multiplied in hidden's dtype; logits, sums and losses are float32.
-        targets: (...) int token ids in [0, V). Negative ids are masked.
+        targets: (...) int token ids in [0, V). Negative ids are masked; the loss of one past the
+            vocabulary, or past ``valid_vocab_size``, is NaN.
         mask: (...) bool, or numbers of which zero means masked. Masked tokens give zeros and no
             gradient, whatever their target.
         layout: Which dim of ``weight`` is the vocabulary.
@@ -89,7 +91,7 @@ def linear_cross_entropy(
         "label_smoothing": label_smoothing,
         "valid_vocab_size": valid_vocab_size,
     }
-    return dispatch(
+    losses: LinearCrossEntropy = dispatch(
         "linear_cross_entropy",
         {
             "hidden": Operand(hidden, (*lead, "embed")),
@@ -101,6 +103,13 @@ def linear_cross_entropy(
         static={**static, "chunk_tokens": chunk_tokens, "dot_general": dot_general},
         options={**static, "dot_general": "replaced" if dot_general else "default"},
         implementation=implementation,
+    )
+    # Kernels that compare ids with places, and padding, would give it some number.
+    unknown = targets >= (valid_vocab_size or vocab_size)
+    if mask is not None:
+        unknown &= mask.astype(bool)
+    return losses._replace(
+        loss=jnp.where(unknown, jnp.nan, losses.loss), correct=losses.correct & ~unknown
     )
 
 

@@ -142,7 +142,9 @@ def _weight_gradient(
         rows_tk = lax.dynamic_slice_in_dim(rows_mk, at.starts, tile)
         grads_tn = lax.dynamic_slice_in_dim(grads_mn, at.starts, tile)
         mine = at.starts + jnp.arange(tile) < at.stops
+        # Both: 0 times what another group's rows have may be NaN.
         rows_tk = jnp.where(mine[:, None], rows_tk, 0)
+        grads_tn = jnp.where(mine[:, None], grads_tn, 0)
         product_kn = jnp.matmul(rows_tk.T, grads_tn, preferred_element_type=jnp.dtype(sums))
         old_kn = lax.dynamic_index_in_dim(out_ekn, at.groups, keepdims=False)
         return lax.dynamic_update_index_in_dim(out_ekn, old_kn + product_kn, at.groups, 0)

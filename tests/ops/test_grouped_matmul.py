@@ -44,6 +44,17 @@ def test_gradients_match_finite_differences():
     )
 
 
+def test_a_group_has_no_part_in_what_goes_wrong_in_the_rows_after_it():
+    sizes = jnp.array([4, 0, 5])
+    _, pull = jax.vjp(lambda r, w: ops.grouped_matmul(r, w, sizes), ROWS, WEIGHTS)
+    past_all = jnp.ones((M, N)).at[9:].set(jnp.nan)
+    assert all(jnp.isfinite(grad).all() for grad in pull(past_all))
+    of_the_last = jnp.ones((M, N)).at[4].set(jnp.nan)
+    d_rows, d_weights = pull(of_the_last)
+    np.testing.assert_array_equal(jnp.isnan(d_rows).any(1), jnp.arange(M) == 4)
+    np.testing.assert_array_equal(jnp.isnan(d_weights).any((1, 2)), [False, False, True])
+
+
 def test_sums_are_float32_in_bfloat16():
     k = 512
     rows = jnp.ones((2, k), jnp.bfloat16)

@@ -37,10 +37,10 @@ BASE = "none"
 #: Modifiers that make a model of ``tiny-lm``; 5m is a larger one.
 MODELS = {"tiny-lm": [], "5m": [], "mixture": ["axlearn-moe:moe:num_experts=8,top_k=2"]}
 
-#: Machines of ``--predict`` and the recipe that each multiplies fastest.
+#: Machines of ``--predict`` and the recipe that each multiplies fastest and can run.
 MACHINES = (
     ("gpu-h100-256", "fp8"),
-    ("gpu-b200-256", "mxfp8"),
+    ("gpu-b200-256", "fp8"),
     ("tpu-v5e-256", "int8"),
     ("tpu-v5p-512", "int8"),
     ("tpu-7x-128", "fp8"),

@@ -5,15 +5,16 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from axcore import functional
+from axcore import experiments, functional
 from axcore.config import apply_modifier
 from axcore.errors import ConfigError
 from axcore.layers import Linear
-from axcore.parallel import resolve_instance
+from axcore.parallel import MeshShape, build_mesh, resolve_instance
 from axcore.parallel.aot import compiler_for
 from axcore.quantization import QuantizeModifier, check_instance
+from axcore.train import assemble
 
 aot = [
     pytest.mark.aot,
@@ -90,3 +91,54 @@ def test_a_gpu_without_float8_refuses_it():
         check_instance(layer("fp8"), instance)
     check_instance(layer("int8"), instance)
     check_instance(layer("fp8"), resolve_instance("gpu-h100-8"))
+
+
+@pytest.mark.parametrize("machine", ["gpu-b200-8", "gpu-h100-256"])
+def test_products_in_blocks_are_refused_on_several_gpus(machine):
+    """XLA fails there ("Unable to convert MHLO to StableHLO"), which nobody could act on."""
+    with pytest.raises(ConfigError, match="partitioner cannot write `scaled-dot`") as raised:
+        check_instance(layer("mxfp8"), resolve_instance(machine))
+    assert raised.value.code == "AX990"
+    runs = str(raised.value.hint).split(": ")[1].split(", ")
+    assert {"fp8", "fp8-delayed"} <= {*runs} and "mxfp8" not in runs
+    check_instance(layer("fp8"), resolve_instance(machine))
+
+
+def test_one_gpu_multiplies_blocks_with_the_option_that_it_needs():
+    cfg = experiments.get("tiny-lm")
+    chosen = dict(instance="gpu-b200-1", modifiers=["quantize:recipe=mxfp8"])
+    with pytest.raises(ConfigError, match="AX991") as raised:
+        assemble(cfg, **chosen)
+    flag = str(raised.value.hint).removeprefix("--xla ")
+    assert flag == "xla_gpu_enable_triton_gemm=true"
+    assemble(cfg, xla=[flag], **chosen)
+
+
+@pytest.mark.aot
+@pytest.mark.xdist_group("gpu-aot")
+@pytest.mark.usefixtures("cuda_compiler")
+def test_the_reason_for_refusing_blocks_still_holds():
+    """When this fails XLA has learned it: take the attribute of the instances away."""
+    instance = resolve_instance("gpu-b200-8")
+    compiler = compiler_for(instance)
+    compiler.prepare()
+    mesh = build_mesh(MeshShape(fsdp=-1), compiler.devices(instance))
+
+    def array(shape, dtype, *spec):
+        place = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=place)
+
+    def product(a, b, a_scale, b_scale):
+        last = (((1,), (1,)), ((), ()))
+        return jax.lax.scaled_dot(
+            a, b, lhs_scale=a_scale, rhs_scale=b_scale, dimension_numbers=last
+        )
+
+    lowered = jax.jit(product).lower(
+        array((512, 128), "float8_e4m3fn", "fsdp"),
+        array((256, 128), "float8_e4m3fn"),
+        array((512, 4), "float8_e8m0fnu", "fsdp"),
+        array((256, 4), "float8_e8m0fnu"),
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="MHLO to StableHLO"):
+        lowered.compile(compiler.compile_options(instance))

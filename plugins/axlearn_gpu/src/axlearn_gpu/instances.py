@@ -91,8 +91,19 @@ def resolve(name: str) -> Instance:
             "xla_target": gpu.xla_target,
             # Of one kind with what stands in for it: GpuCompiler.stand_ins says why.
             "aot_stand_ins": "attention.cudnn",
+            **_BLOCKS[count > 1],
         },
     )
+
+
+# Products with a scale for each block, on one GPU and on several.
+_BLOCKS = (
+    {"block_scales_need": "xla_gpu_enable_triton_gemm=true"},
+    {
+        "no_block_scales": "XLA's partitioner cannot write `scaled-dot` down for several GPUs "
+        "(tried with jaxlib 0.10.2 and 0.12.0.1)"
+    },
+)
 
 
 def _sizes_near(machine: Machine, count: int) -> tuple[int, ...]:

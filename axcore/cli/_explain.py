@@ -31,8 +31,8 @@ def explained(a: Assembled) -> dict[str, Any]:
 
     Beside ``fields`` it holds ``instance``, ``rules`` (see ``RuleReport``), ``effective``: values
     that the config leaves open and the modules get, such as dtypes taken from the parent, with
-    where each comes from; and ``replicated``: parameters without logical axes, which every device
-    holds whole.
+    where each comes from; ``replacements``: what each replacement of a node did, lost edits
+    included; and ``replicated``: parameters without logical axes, which every device holds whole.
     """
     from axcore.module import flatten_specs
 
@@ -43,10 +43,31 @@ def explained(a: Assembled) -> dict[str, Any]:
         "fields": fields(a.cfg),
         "rules": a.rules.to_json(),
         "effective": _effective(a.cfg, trainer),
+        "replacements": _replacements(a.cfg),
         "replicated": [
             path for path, spec in specs.items() if not set(spec.axes) - {None, "layers"}
         ],
     }
+
+
+def _replacements(cfg: Config) -> list[dict[str, Any]]:
+    """Returns what replacements anywhere in a config did, oldest first at each node."""
+    return [
+        {
+            "path": f"{path}.{done.path}" if path else done.path,
+            "old": done.old,
+            "new": done.new,
+            "moved": list(done.moved),
+            "defaulted": list(done.defaulted),
+            "overridden": list(done.overridden),
+            "lost": [
+                {"path": e.path, "value": e.value, "set_by": str(e.event), "reason": e.reason}
+                for e in done.lost
+            ],
+        }
+        for path, node in cfg.walk()
+        for done in node.replacements
+    ]
 
 
 def _effective(cfg: Any, trainer: Any) -> dict[str, dict[str, Any]]:
@@ -109,6 +130,18 @@ def text(data: Mapping[str, Any]) -> str:
         lines += [
             f"  {name} of {count} modules: {value}  [{_BY_CODE}]"
             for (name, value), count in open_ones.items()
+        ]
+    if data["replacements"]:
+        lines += ["", "replaced:"]
+    for done in data["replacements"]:
+        lines.append(f"  {done['path']}: {done['old']} -> {done['new']}")
+        lines += [
+            f"    {kind}: {', '.join(done[kind]) or 'none'}"
+            for kind in ("moved", "defaulted", "overridden")
+        ]
+        lines += [
+            f"    lost: {e['path']} = {e['value']} (set by {e['set_by']}): {e['reason']}"
+            for e in done["lost"]
         ]
     lines += ["", "rules:"]
     for rule in rules["rules"]:

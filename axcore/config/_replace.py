@@ -29,6 +29,7 @@ from axcore.errors import ConfigError
 _Events = dict[str, list[tuple[str, Event]]]
 
 _log = logging.getLogger("axcore.config")
+_LISTED = 4
 
 
 class ConfigWarning(UserWarning):
@@ -131,9 +132,19 @@ def _nothing_matched(root: Node, old: Any, where: Any) -> ConfigError:
 
 
 def _tell(report: Replacement) -> None:
-    kept = {k: getattr(report, k) for k in ("moved", "defaulted", "overridden")}
-    told = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in kept.items())
-    _log.info("%s: %s replaced by %s; %s", report.path, report.old, report.new, told)
+    """Logs what a replacement did, in a line that can be read; lost edits are warned of in full."""
+    counted = {"moved": report.moved, "defaulted": report.defaulted}
+    told = [f"{kind}: {_first(names)}" for kind, names in counted.items()]
+    told.append(f"overridden: {', '.join(report.overridden) or 'none'}")
+    more = any(len(names) > _LISTED for names in counted.values())
+    _log.info(
+        "%s: %s replaced by %s; %s%s",
+        report.path,
+        report.old,
+        report.new,
+        "; ".join(told),
+        " (`axcore config explain` lists all)" if more else "",
+    )
     edits = [e for e in report.lost if e.event is None or e.event.kind != "default"]
     if edits:
         text = "; ".join(f"{e.path} = {e.value} (set by {e.event}): {e.reason}" for e in edits)
@@ -142,6 +153,13 @@ def _tell(report: Replacement) -> None:
             ConfigWarning,
             stacklevel=4,
         )
+
+
+def _first(names: tuple[str, ...]) -> str:
+    """Returns names as text; of many their number and the first."""
+    if len(names) > _LISTED:
+        return f"{len(names)}, such as {', '.join(names[:_LISTED])}"
+    return ", ".join(names) or "none"
 
 
 def _merged(old: Node, new: Node, path: str, stamp: Stamp) -> tuple[Node, Replacement]:

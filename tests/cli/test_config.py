@@ -92,6 +92,25 @@ def test_explain_shows_effective_values_and_where_they_come_from(cli):
     assert effective["learner.optimizer.learning_rate.warmup_steps"]["value"] == "60"
 
 
+def test_explain_lists_all_that_replacements_did(cli, module):
+    name = module(
+        "replacing",
+        "from axcore import experiments\nfrom axcore.layers import Attention, FeedForward, Linear\n"
+        "def exp():\n"
+        "    cfg = experiments.get('tiny-lm')\n"
+        "    cfg.model.decoder.layer.feed_forward.hidden_dim = 40\n"
+        "    cfg.model.replace(FeedForward.Config, FeedForward.Config(gate=Linear.Config()))\n"
+        "    return cfg\n",
+    )
+    flags = ("config", "explain", f"{name}:exp", "--instance", "cpu")
+    (done,) = cli(*flags, "--json").json["replacements"]
+    assert done["path"] == "model.decoder.layer.feed_forward" and "hidden_dim" in done["moved"]
+    assert len(done["defaulted"]) > 10 and (done["overridden"], done["lost"]) == ([], [])
+    shown = cli(*flags)
+    assert f"    defaulted: {', '.join(done['defaulted'])}\n" in shown.out
+    assert done["defaulted"][-1] not in shown.err
+
+
 def test_explain_as_text(cli):
     done = cli("config", "explain", "tiny-lm", "--instance", "cpu", "--set", "batch_size=8")
     assert "  batch_size: 8  [flag (--set batch_size)" in done.out

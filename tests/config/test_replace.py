@@ -243,6 +243,22 @@ def test_each_swap_is_logged(caplog: pytest.LogCaptureFixture):
     assert "layers.0" in caplog.text and "moved: dropout" in caplog.text
 
 
+def test_of_many_fields_the_log_has_the_number_and_the_first(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    from axcore.config import _replace
+
+    monkeypatch.setattr(_replace, "_LISTED", 1)
+    cfg = edited()
+    with caplog.at_level(logging.INFO, "axcore.config"):
+        cfg.replace(FF.Config, MoE.Config(), where="layers.0")
+    (report,) = cfg.replacements
+    first, *others = report.defaulted
+    assert f"defaulted: {1 + len(others)}, such as {first}; " in caplog.text
+    assert "axcore config explain" in caplog.text
+    assert others and not any(f" {name}" in caplog.text for name in others)
+
+
 def test_reports_are_kept_by_copies_and_outside_equality():
     cfg = Model.Config().replace(FF.Config, MoE.Config())
     assert cfg.copy().replacements == cfg.replacements and len(cfg.replacements) == 4

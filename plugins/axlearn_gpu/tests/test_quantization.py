@@ -13,6 +13,7 @@ from axcore.errors import ConfigError
 from axcore.layers import Linear
 from axcore.parallel import MeshShape, build_mesh, resolve_instance
 from axcore.parallel.aot import compiler_for
+from axcore.plugins import host
 from axcore.quantization import QuantizeModifier, check_instance
 from axcore.train import assemble
 
@@ -29,7 +30,7 @@ def layer(recipe):
     return apply_modifier(cfg, QuantizeModifier.Config(recipe=recipe))
 
 
-def compiled(instance_name, recipe):
+def compiled(instance_name, recipe, options=()):
     """Returns the program of one linear layer's forward and backward pass, as text."""
     instance = resolve_instance(instance_name)
     compiler = compiler_for(instance)
@@ -52,7 +53,7 @@ def compiled(instance_name, recipe):
 
     args = (state, struct((2048, 512), "bfloat16"), struct((2048, 1024), "bfloat16"))
     lowered = jax.jit(step).lower(*args)
-    return lowered.compile(compiler.compile_options(instance)).as_text()
+    return lowered.compile({**dict(options), **compiler.compile_options(instance)}).as_text()
 
 
 def products(text, op="dot"):
@@ -83,6 +84,20 @@ class TestCompiled:
             found, want = products(text), [{"f8e4m3fn"}, {"f8e4m3fn", "f8e5m2"}]
         assert len(found) == 3, found
         assert all(dtypes in want for dtypes in found), found
+
+
+class TestAsShipped:
+    """With the options of this package large products are cuBLASLt's."""
+
+    pytestmark = aot
+
+    @pytest.mark.parametrize(("recipe", "dtype"), [("int8", "s8"), ("fp8", "f16")])
+    def test_without_a_gpu_integers_stay_and_float8_is_widened(self, recipe, dtype):
+        text = compiled("gpu-h100-8", recipe, host().active_for("gpu-h100-8").options())
+        dtypes = dict(re.findall(r"%([\w.\-]+) = \(?(\w+)\[", text))
+        calls = re.findall(r'custom-call\(([^)]*)\), custom_call_target="__cublas\$lt', text)
+        operands = [{dtypes[name.strip().lstrip("%")] for name in c.split(",")} for c in calls]
+        assert operands == [{dtype}] * 3
 
 
 def test_a_gpu_without_float8_refuses_it():

@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import FrameType
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["default", "experiment", "modifier", "rule", "file", "flag", "derived"]
 
@@ -19,6 +20,7 @@ STRENGTH: dict[str, int] = {
 }  # fmt: skip
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_AXCORE = os.path.dirname(os.path.dirname(_HERE)) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Event:
         name: Which one: a class for defaults, an experiment, a modifier, a file, a flag, or the
             path that a derived value comes from.
         plugin: Distribution that the setter belongs to, if any.
-        location: ``file:line`` of the code that set it, or None where there is none.
+        location: ``file:line`` of the code that set it: the author's own line, or the one that
+            applied the modifier, rather than one of axcore. None where there is none.
         value: The value as text.
     """
 
@@ -48,7 +51,16 @@ class Event:
         return dataclasses.asdict(self)
 
 
-_AUTHOR: contextvars.ContextVar[tuple[Kind, str, str | None] | None] = contextvars.ContextVar(
+class _Scope(NamedTuple):
+    """An author, and the frame that has opened its scope."""
+
+    kind: Kind
+    name: str
+    plugin: str | None
+    frame: FrameType
+
+
+_AUTHOR: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar(
     "axcore_config_author", default=None
 )
 
@@ -70,7 +82,8 @@ def author(kind: Kind, name: str, plugin: str | None = None) -> Generator[None]:
     """
     if kind not in STRENGTH:
         raise ValueError(f"author kind {kind!r} is not one of {', '.join(STRENGTH)}")
-    token = _AUTHOR.set((kind, name, plugin))
+    opened = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # beyond contextlib's
+    token = _AUTHOR.set(_Scope(kind, name, plugin, opened))
     try:
         yield
     finally:
@@ -79,7 +92,8 @@ def author(kind: Kind, name: str, plugin: str | None = None) -> Generator[None]:
 
 def current_author() -> tuple[Kind, str, str | None] | None:
     """Returns (kind, name, plugin) of the innermost scope, or None outside any."""
-    return _AUTHOR.get()
+    scope = _AUTHOR.get()
+    return None if scope is None else (scope.kind, scope.name, scope.plugin)
 
 
 class Stamp:
@@ -89,16 +103,57 @@ class Stamp:
     kind: Kind
 
     def __init__(self):
-        who: tuple[Kind, str, str | None] | None = _AUTHOR.get()
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-            frame = frame.f_back
-        self.location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        self.scoped = who is not None
-        if who is None:
-            who = ("experiment", str(frame.f_globals.get("__name__", "")), None)
-        self.kind, self.name, self.plugin = who
+        scope = _AUTHOR.get()
+        frame = _beyond_here(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        self.scoped = scope is not None
+        if scope is None:
+            name = str(frame.f_globals.get("__name__", ""))
+            self.kind, self.name, self.plugin = "experiment", name, None
+        else:
+            self.kind, self.name, self.plugin, _ = scope
+        shown = frame if scope is None else _shown_frame(frame, scope)
+        self.location = None if shown is None else f"{shown.f_code.co_filename}:{shown.f_lineno}"
 
     def event(self, value: str) -> Event:
         """Returns the event for one value given as text."""
         return Event(self.kind, self.name, self.plugin, self.location, value)
+
+
+def _beyond_here(frame: FrameType) -> FrameType:
+    """Returns the first frame outwards that is not of this package."""
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame
+
+
+def _shown_frame(frame: FrameType, scope: _Scope) -> FrameType | None:
+    """Returns the frame whose line tells most of an edit made in ``frame``.
+
+    That is where code outside axcore has applied the modifier; else the innermost frame of the
+    author's package, which is that of the outermost frame in the scope that is not axcore's. Of a
+    flag that axcore itself carries out there is none.
+    """
+    if scope.kind == "modifier" and not _is_ours(applied := _beyond_here(scope.frame)):
+        return applied
+    theirs: list[FrameType] = []
+    at: FrameType | None = frame
+    while at is not None:
+        if not _is_ours(at):
+            theirs.append(at)
+        if at is scope.frame:
+            break
+        at = at.f_back
+    if at is None:  # the scope was opened on another stack
+        return frame
+    if not theirs:
+        return None if scope.kind == "flag" else frame
+    package = _package(theirs[-1])
+    return next(f for f in theirs if _package(f) == package)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_AXCORE)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,11 +1,13 @@
 """Who set a value: the history of every path."""
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from axcore.config import Config, Configurable, Event, author, config_for
+from axcore.config import Config, Configurable, Event, Modifier, apply_modifier, author, config_for
 from axcore.errors import ConfigError
 
 
@@ -25,6 +27,11 @@ class Layer(Configurable):
         stages: tuple[tuple[str, int], ...] = (("a", 1), ("b", 2))
         named: Mapping[str, Linear.Config] = {"a": Linear.Config()}
         call: Config = config_for(fn)
+
+
+class Ranked(Modifier):
+    def __call__(self, cfg):
+        return cfg.set(rank=7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +61,40 @@ def test_an_edit_is_recorded_with_author_value_and_line():
     file, _, line = str(event.location).rpartition(":")
     assert file == __file__ and int(line) > 0
     assert event.to_json()["location"] == event.location
+
+
+def line_of(event: Event) -> str:
+    """The text of the line that an event names, in this file."""
+    file, _, line = str(event.location).rpartition(":")
+    assert file == __file__
+    return Path(file).read_text().splitlines()[int(line) - 1].strip()
+
+
+def test_the_line_of_a_modifier_is_the_one_that_applies_it():
+    with author("experiment", "mine"):
+        cfg = apply_modifier(Linear.Config(), Ranked.Config())
+    assert line_of(cfg.set_by("rank")) == "cfg = apply_modifier(Linear.Config(), Ranked.Config())"
+
+
+def test_the_line_is_the_authors_where_other_packages_carry_an_edit_out(tmp_path, monkeypatch):
+    (tmp_path / "helping.py").write_text("def widen(cfg):\n    cfg.rank = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helping = importlib.import_module("helping")
+    cfg = Linear.Config()
+    with author("experiment", "mine"):
+        helping.widen(cfg)  # the author's own line
+    assert line_of(cfg.set_by("rank")).endswith("# the author's own line")
+    helping.widen(cfg)
+    assert str(cfg.set_by("rank").location).endswith("helping.py:2")
+
+
+def test_a_flag_that_axcore_carries_out_has_no_line():
+    from axcore import experiments
+    from axcore.train import assemble
+
+    cfg = assemble(experiments.get("tiny-lm"), sets=["seed=3"], instance="cpu").cfg
+    assert cfg.set_by("seed").location is None
+    assert "experiments.py:" in str(cfg.set_by("seq_len").location)
 
 
 def test_without_a_scope_the_module_is_the_author():

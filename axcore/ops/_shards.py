@@ -46,11 +46,8 @@ def sharded_axes(target: Target, logical_axis: str | None) -> tuple[str, ...]:
     """Mesh axes of more than one device that split ``logical_axis``, less those already manual."""
     if logical_axis is None or target.mesh is None:
         return ()
-    manual = jax.sharding.get_abstract_mesh().manual_axes
     sizes = target.mesh.shape
-    return tuple(
-        axis for axis in target.mesh_axes(logical_axis) if sizes[axis] > 1 and axis not in manual
-    )
+    return tuple(axis for axis in target.mesh_axes(logical_axis) if sizes[axis] > 1)
 
 
 def auto_axes(target: Target) -> set[str]:

@@ -128,6 +128,8 @@ class ProgramTarget:
     ) -> tuple[str, ...]:
         """Returns the mesh axes, of more than one device, over which a logical axis is split.
 
+        Inside ``shard_map`` the mesh axes that it handles are left out, as in :meth:`constrain`.
+
         Args:
             logical_axis: The axis.
             size: Size of the dim, which decides between alternatives; None takes the first.
@@ -136,7 +138,12 @@ class ProgramTarget:
         Raises:
             ShardingError: The axis is unknown or the size does not divide.
         """
-        entry = self.spec((size or 0,), (logical_axis,), table=table)[0]
+        manual = _manual_axes()
+        mesh = _without(self.mesh, manual) if manual else self.mesh or _NO_MESH
+        spec = partition_spec(
+            (size or 0,), (logical_axis,), mesh, self._tables[table], name="activation"
+        )
+        entry = spec[0]
         return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
     def shardings(self, specs: object, *, table: TableName = "param") -> object:

@@ -93,6 +93,21 @@ def test_mesh_axes_are_those_with_several_devices():
     assert ProgramTarget("cpu", "cpu").mesh_axes("batch") == ()
 
 
+def test_inside_shard_map_mesh_axes_are_the_others_and_sizes_are_divided_already():
+    target = _target(data=2, fsdp=4)
+
+    def body(x):
+        assert x.shape == (4,)
+        assert target.mesh_axes("batch", x.shape[0]) == ("fsdp",)
+        return x
+
+    outer = jax.shard_map(
+        body, mesh=target.mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
+    )
+    assert jax.jit(outer)(jnp.ones(8)).shape == (8,)
+    assert target.mesh_axes("batch", 8) == ("data", "fsdp")
+
+
 def test_the_digest_tells_programs_apart_and_survives_a_new_value():
     target = _target(data=8)
     rules = ShardingRules(activation_rules={"embed": ("model",)})

@@ -147,6 +147,33 @@ def test_a_pipeline_of_layers_with_experts_equals_one_device():
     assert_close(run(target, placed), run(None, params))
 
 
+def test_rows_of_a_stage_divide_over_the_axes_that_are_left():
+    """Two rows, which four devices would not share: two of them are another stage."""
+    cfg, target = layer(), target_of(pipeline=2, expert=2)
+    module = cfg.instantiate(name="layer")
+    params, info = random_params(module), sequence_info(2, 4)
+
+    def stage(params, x):
+        return functional(
+            module, state=params, inputs=(x[0], info), is_training=True, target=target
+        )[0][None]
+
+    spec = jax.sharding.PartitionSpec
+    stages = jax.shard_map(
+        stage,
+        mesh=target.mesh,
+        in_specs=(spec(), spec("pipeline")),
+        out_specs=spec("pipeline"),
+        axis_names={"pipeline"},
+        check_vma=False,
+    )
+    x = inputs(4, 4).reshape(2, 2, 4, 8)
+    got = jax.jit(stages)(params, x)
+    for one, y in zip(x, got, strict=True):
+        expected = functional(module, state=params, inputs=(one, info), is_training=True)[0]
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_small_buffer_drops_and_says_so():
     cfg = layer(top_k=1, dispatch=GroupedDispatch.Config(buffer_factor=1.0))

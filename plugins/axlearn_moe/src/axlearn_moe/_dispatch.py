@@ -179,8 +179,8 @@ class GroupedDispatch(BaseDispatch):
             x.astype(self.compute_dtype),
             *(routing.experts, routing.gates, routing.valid, routing.tokens),
         )
-        manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
-        layout = self._layout(x, routing, experts, manual)
+        inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
+        layout = self._layout(x, routing, experts)
         run = functools.partial(
             exchanged, self._plan(layout, routing.num_experts, capacity), experts.grouped
         )
@@ -189,7 +189,7 @@ class GroupedDispatch(BaseDispatch):
         rows = PartitionSpec(layout.batch or None, layout.seq or None)
         mapped = jax.shard_map(
             run,
-            mesh=None if manual else target.mesh,
+            mesh=None if inside else target.mesh,
             in_specs=(*[rows] * len(arrays), _weight_specs(layout, experts, weights)),
             out_specs=(rows, PartitionSpec()),
             axis_names=set(layout.sizes),
@@ -197,16 +197,14 @@ class GroupedDispatch(BaseDispatch):
         )
         return mapped(*arrays, weights)
 
-    def _layout(
-        self, x: jax.Array, routing: Routing, experts: BaseExperts, manual: frozenset[str]
-    ) -> _Layout:
-        """Returns what the rules split, over axes that are not manual already."""
+    def _layout(self, x: jax.Array, routing: Routing, experts: BaseExperts) -> _Layout:
+        """Returns what the rules split, over axes that no enclosing ``shard_map`` handles."""
         target = self._context.target
 
         def axes(name: str, size: int) -> tuple[str, ...]:
             if target.mesh is None or target.mesh.size == 1:
                 return ()
-            return tuple(a for a in target.mesh_axes(name, size) if a not in manual)
+            return target.mesh_axes(name, size)
 
         batch = axes("batch", x.shape[0])
         # Experts that choose do so in whole rows.

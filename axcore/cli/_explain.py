@@ -172,4 +172,6 @@ def text(data: Mapping[str, Any]) -> str:
 
 def _who(event: Mapping[str, Any]) -> str:
     named = Event(event["kind"], event["name"])
-    return f"{named} at {event['location']}" if event["location"] else str(named)
+    # A flag was set on the command line; what carried it out is code of ours.
+    shown = event["location"] if event["kind"] != "flag" else None
+    return f"{named} at {shown}" if shown else str(named)

@@ -28,7 +28,7 @@ from axcore.config._edit import Selection, matches
 from axcore.config._fields import REQUIRED, Dim, FieldInfo, Required, scaled
 from axcore.config._modifier import Modifier, apply_modifier
 from axcore.config._names import public_path, resolve
-from axcore.config._provenance import Event, author, current_author
+from axcore.config._provenance import Event, author
 from axcore.config._replace import ConfigWarning, LostEdit, Replacement
 from axcore.config._store import UnknownFieldError
 from axcore.config._text import parse_value
@@ -57,7 +57,6 @@ __all__ = [
     "apply_modifier",
     "author",
     "config_for",
-    "current_author",
     "diff",
     "matches",
     "parse_value",

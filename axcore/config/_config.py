@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform
 from axcore.config import _edit, _replace, _store, _text, _write
 from axcore.config._fields import Field, FieldInfo, collect, doc_of
 from axcore.config._provenance import Event
-from axcore.config._tree import (
-    Node,
-    copy_node,
-    error,
-    path_of,
-    set_up,
-    short_name,
-    state,
-    walk,
-)
+from axcore.config._tree import Node, copy_node, error, path_of, set_up, short_name, state, walk
 from axcore.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Kind = Literal["default", "experiment", "modifier", "rule", "file", "flag", "derived"]
 
@@ -32,8 +32,8 @@ class Event:
         name: Which one: a class for defaults, an experiment, a modifier, a file, a flag, or the
             path that a derived value comes from.
         plugin: Distribution that the setter belongs to, if any.
-        location: ``file:line`` of the code that set it: the author's own line, or the one that
-            applied the modifier, rather than one of axcore. None where there is none.
+        location: ``file:line`` of the code that set it, or that applied the modifier unless that
+            is axcore's; None where there is none.
         value: The value as text.
     """
 
@@ -51,16 +51,9 @@ class Event:
         return dataclasses.asdict(self)
 
 
-class _Scope(NamedTuple):
-    """An author, and the frame that has opened its scope."""
-
-    kind: Kind
-    name: str
-    plugin: str | None
-    frame: FrameType
-
-
-_AUTHOR: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar(
+#: Kind, name and plugin of an author; and the line that applied it, if that is none of axcore's.
+_Author = tuple[Kind, str, str | None, str | None]
+_AUTHOR: contextvars.ContextVar[_Author | None] = contextvars.ContextVar(
     "axcore_config_author", default=None
 )
 
@@ -82,18 +75,13 @@ def author(kind: Kind, name: str, plugin: str | None = None) -> Generator[None]:
     """
     if kind not in STRENGTH:
         raise ValueError(f"author kind {kind!r} is not one of {', '.join(STRENGTH)}")
-    opened = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # beyond contextlib's
-    token = _AUTHOR.set(_Scope(kind, name, plugin, opened))
+    applied = _beyond_here(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
+    theirs = kind == "modifier" and not applied.f_code.co_filename.startswith(_AXCORE)
+    token = _AUTHOR.set((kind, name, plugin, _line(applied) if theirs else None))
     try:
         yield
     finally:
         _AUTHOR.reset(token)
-
-
-def current_author() -> tuple[Kind, str, str | None] | None:
-    """Returns (kind, name, plugin) of the innermost scope, or None outside any."""
-    scope = _AUTHOR.get()
-    return None if scope is None else (scope.kind, scope.name, scope.plugin)
 
 
 class Stamp:
@@ -103,16 +91,13 @@ class Stamp:
     kind: Kind
 
     def __init__(self):
-        scope = _AUTHOR.get()
+        who = _AUTHOR.get()
         frame = _beyond_here(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
-        self.scoped = scope is not None
-        if scope is None:
-            name = str(frame.f_globals.get("__name__", ""))
-            self.kind, self.name, self.plugin = "experiment", name, None
-        else:
-            self.kind, self.name, self.plugin, _ = scope
-        shown = frame if scope is None else _shown_frame(frame, scope)
-        self.location = None if shown is None else f"{shown.f_code.co_filename}:{shown.f_lineno}"
+        self.scoped = who is not None
+        if who is None:
+            who = ("experiment", str(frame.f_globals.get("__name__", "")), None, None)
+        self.kind, self.name, self.plugin, applied = who
+        self.location = applied or _line(frame)
 
     def event(self, value: str) -> Event:
         """Returns the event for one value given as text."""
@@ -126,34 +111,5 @@ def _beyond_here(frame: FrameType) -> FrameType:
     return frame
 
 
-def _shown_frame(frame: FrameType, scope: _Scope) -> FrameType | None:
-    """Returns the frame whose line tells most of an edit made in ``frame``.
-
-    That is where code outside axcore has applied the modifier; else the innermost frame of the
-    author's package, which is that of the outermost frame in the scope that is not axcore's. Of a
-    flag that axcore itself carries out there is none.
-    """
-    if scope.kind == "modifier" and not _is_ours(applied := _beyond_here(scope.frame)):
-        return applied
-    theirs: list[FrameType] = []
-    at: FrameType | None = frame
-    while at is not None:
-        if not _is_ours(at):
-            theirs.append(at)
-        if at is scope.frame:
-            break
-        at = at.f_back
-    if at is None:  # the scope was opened on another stack
-        return frame
-    if not theirs:
-        return None if scope.kind == "flag" else frame
-    package = _package(theirs[-1])
-    return next(f for f in theirs if _package(f) == package)
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_AXCORE)
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

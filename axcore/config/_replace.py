@@ -132,34 +132,20 @@ def _nothing_matched(root: Node, old: Any, where: Any) -> ConfigError:
 
 
 def _tell(report: Replacement) -> None:
-    """Logs what a replacement did, in a line that can be read; lost edits are warned of in full."""
-    counted = {"moved": report.moved, "defaulted": report.defaulted}
-    told = [f"{kind}: {_first(names)}" for kind, names in counted.items()]
-    told.append(f"overridden: {', '.join(report.overridden) or 'none'}")
-    more = any(len(names) > _LISTED for names in counted.values())
-    _log.info(
-        "%s: %s replaced by %s; %s%s",
-        report.path,
-        report.old,
-        report.new,
-        "; ".join(told),
-        " (`axcore config explain` lists all)" if more else "",
-    )
+    limits = {"moved": _LISTED, "defaulted": _LISTED, "overridden": None}
+    told = "; ".join(f"{kind}: {_first(getattr(report, kind), n)}" for kind, n in limits.items())
+    _log.info("%s: %s replaced by %s; %s", report.path, report.old, report.new, told)
     edits = [e for e in report.lost if e.event is None or e.event.kind != "default"]
     if edits:
         text = "; ".join(f"{e.path} = {e.value} (set by {e.event}): {e.reason}" for e in edits)
-        warnings.warn(
-            f"replacing {report.old} at {report.path} by {report.new} loses: {text}",
-            ConfigWarning,
-            stacklevel=4,
-        )
+        message = f"replacing {report.old} at {report.path} by {report.new} loses: {text}"
+        warnings.warn(message, ConfigWarning, stacklevel=4)
 
 
-def _first(names: tuple[str, ...]) -> str:
-    """Returns names as text; of many their number and the first."""
-    if len(names) > _LISTED:
-        return f"{len(names)}, such as {', '.join(names[:_LISTED])}"
-    return ", ".join(names) or "none"
+def _first(names: tuple[str, ...], limit: int | None) -> str:
+    shown = ", ".join(names[:limit]) or "none"
+    more = len(names[limit:]) if limit else 0
+    return f"{shown} and {more} more (`axcore config explain` lists them)" if more else shown
 
 
 def _merged(old: Node, new: Node, path: str, stamp: Stamp) -> tuple[Node, Replacement]:

@@ -1,7 +1,6 @@
 """Who set a value: the history of every path."""
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,27 +73,6 @@ def test_the_line_of_a_modifier_is_the_one_that_applies_it():
     with author("experiment", "mine"):
         cfg = apply_modifier(Linear.Config(), Ranked.Config())
     assert line_of(cfg.set_by("rank")) == "cfg = apply_modifier(Linear.Config(), Ranked.Config())"
-
-
-def test_the_line_is_the_authors_where_other_packages_carry_an_edit_out(tmp_path, monkeypatch):
-    (tmp_path / "helping.py").write_text("def widen(cfg):\n    cfg.rank = 3\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    helping = importlib.import_module("helping")
-    cfg = Linear.Config()
-    with author("experiment", "mine"):
-        helping.widen(cfg)  # the author's own line
-    assert line_of(cfg.set_by("rank")).endswith("# the author's own line")
-    helping.widen(cfg)
-    assert str(cfg.set_by("rank").location).endswith("helping.py:2")
-
-
-def test_a_flag_that_axcore_carries_out_has_no_line():
-    from axcore import experiments
-    from axcore.train import assemble
-
-    cfg = assemble(experiments.get("tiny-lm"), sets=["seed=3"], instance="cpu").cfg
-    assert cfg.set_by("seed").location is None
-    assert "experiments.py:" in str(cfg.set_by("seq_len").location)
 
 
 def test_without_a_scope_the_module_is_the_author():

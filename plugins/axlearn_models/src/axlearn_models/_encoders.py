@@ -19,7 +19,7 @@ from axcore.layers import (
     Normal,
 )
 from axcore.train import Trainer
-from axlearn_models._hugging_face import cannot_say
+from axlearn_models._hugging_face import cannot_say, max_positions
 
 __all__ = ["exported", "initialized", "linear_rules", "outputs_of", "shrunk_encoder", "sized"]
 
@@ -127,9 +127,7 @@ def _computed(cfg: Trainer.Config) -> dict[str, str]:
     if "max_seq_len" in model.fields():
         # Only learned positions give a length a meaning.
         has_table = bool(model.find(LearnedPositions.Config))
-        limit = model.max_seq_len
-        length = limit if isinstance(limit, int) else cfg.seq_len
-        model.set(max_seq_len=length if has_table else 1)
+        model.set(max_seq_len=max_positions(cfg) if has_table else 1)
     for kind in (Attention.Config, CrossAttention.Config):
         for attention in model.find(kind).values():
             width = attention.head_dim or model.model_dim // attention.num_heads

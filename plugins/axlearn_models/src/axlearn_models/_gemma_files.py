@@ -12,7 +12,7 @@ from axcore.ops.masks import SlidingWindow
 from axcore.train import Trainer
 from axlearn_models._export import layers_to_say, rules_without
 from axlearn_models._gemma import resized_gemma
-from axlearn_models._hugging_face import cannot_say, given
+from axlearn_models._hugging_face import cannot_say, given, max_positions
 from axlearn_models._llama_like import initialized, layers_of, normalized
 from axlearn_models._windows import alternating, causal, period_of
 from axlearn_rope import RoPE, rope_from_hf
@@ -113,7 +113,6 @@ def gemma_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict
     if attention.logit_scale is None or not isinstance(norm, RMSNorm.Config):
         raise cannot_say("no scale of the attention logits, or no norm", architecture)
     scale = attention.logit_scale**-2
-    limit = model.max_seq_len
     kinds = {here: kind for kind, here in _KINDS.items()}
     return {
         "architectures": [architecture],
@@ -133,7 +132,7 @@ def gemma_to(cfg: Trainer.Config, *, architecture: str, model_type: str) -> dict
         "layer_types": [
             kinds[seen[i % len(seen)] is not None] for i in range(model.decoder.num_layers)
         ],
-        "max_position_embeddings": limit if isinstance(limit, int) else cfg.seq_len,
+        "max_position_embeddings": max_positions(cfg),
         "rms_norm_eps": norm.eps,
         "tie_word_embeddings": True,
         "attention_bias": False,

@@ -46,9 +46,8 @@ __all__ = [
     "llama_like_from",
     "llama_like_rules",
     "llama_like_to",
-    "rope_settings",
+    "max_positions",
     "set_bias",
-    "set_rope",
     "settings_of",
 ]
 
@@ -157,7 +156,7 @@ def llama_like_from(settings: Settings, cfg: Trainer.Config) -> Trainer.Config:
     limit = settings.require("max_position_embeddings", int)
     model.set(max_seq_len=limit)
     cfg.set(seq_len=min(cfg.seq_len, limit))
-    set_rope(cfg, settings)
+    _set_rope(cfg, settings)
     return cfg
 
 
@@ -226,14 +225,18 @@ def llama_like_to(
         "num_key_value_heads": attention.num_heads if kv_heads is None else kv_heads,
         "head_dim": attention.head_dim or model.model_dim // attention.num_heads,
         "hidden_act": "silu",
-        "max_position_embeddings": (
-            model.max_seq_len if isinstance(model.max_seq_len, int) else cfg.seq_len
-        ),
+        "max_position_embeddings": max_positions(cfg),
         "rms_norm_eps": model.decoder.final_norm.eps,
         "tie_word_embeddings": model.lm_head is None,
         "attention_dropout": 0.0,
-        **rope_settings(cfg, architecture),
+        **_rope_settings(cfg, architecture),
     }
+
+
+def max_positions(cfg: Trainer.Config) -> int:
+    """Returns how many positions the model is for: what it states, else those of its rows."""
+    limit = cfg.get_path("model.max_seq_len")
+    return limit if isinstance(limit, int) else cfg.seq_len
 
 
 def llama_like_rules() -> list[Rule]:
@@ -265,7 +268,7 @@ def llama_like_rules() -> list[Rule]:
 # -- rotary embeddings -----------------------------------------------------------------------------
 
 
-def set_rope(cfg: Trainer.Config, settings: Settings) -> None:
+def _set_rope(cfg: Trainer.Config, settings: Settings) -> None:
     """Gives the rotary embedding of an experiment the base and the scaling of a ``config.json``.
 
     Raises:
@@ -287,8 +290,8 @@ def set_rope(cfg: Trainer.Config, settings: Settings) -> None:
     rope_of(cfg).set(**{name: getattr(rope, name) for name in fields})
 
 
-def rope_settings(cfg: Trainer.Config, architecture: str) -> dict[str, Any]:
-    """Returns the settings that say what :func:`set_rope` reads.
+def _rope_settings(cfg: Trainer.Config, architecture: str) -> dict[str, Any]:
+    """Returns the settings that say what :func:`_set_rope` reads.
 
     Raises:
         CheckpointError: The format cannot say it (AX622).

@@ -7,7 +7,7 @@ member; every other member gets its parent by name and states its differences wi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from axcore.config import config_for, scaled
 from axcore.errors import ConfigError
@@ -22,6 +22,8 @@ from axcore.layers import (
     Linear,
     LMHead,
     Normal,
+    QKNorm,
+    QueryKeyChain,
     RMSNorm,
     TransformerLayer,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "rope_of",
     "shrunk",
     "trained_on",
+    "with_qk_norm",
 ]
 
 
@@ -179,6 +182,16 @@ def learning_rate(cfg: Trainer.Config) -> Any:
     """Returns the node of the learning-rate schedule."""
     optimizer: Any = cfg.learner.optimizer
     return optimizer.learning_rate
+
+
+def with_qk_norm(
+    cfg: Trainer.Config, norm: RMSNorm.Config, *, over: Literal["head_dim", "heads"]
+) -> Trainer.Config:
+    """Normalizes queries and keys before what is done to them so far, and returns the config."""
+    attention = attention_of(cfg)
+    chain = (QKNorm.Config(norm=norm, over=over), attention.query_key_transform)
+    attention.set(query_key_transform=QueryKeyChain.Config(transforms=chain))
+    return cfg
 
 
 def attention_of(cfg: Trainer.Config) -> Any:

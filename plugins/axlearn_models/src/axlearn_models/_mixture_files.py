@@ -29,6 +29,7 @@ __all__ = [
     "mixture_to",
     "mixture_verified",
     "mixtures_to_say",
+    "normalizes",
 ]
 
 _LAYER, _OURS = "model.layers.{i}", "decoder/layer/{i}/feed_forward"
@@ -95,7 +96,7 @@ def mixture_to(
         "router_aux_loss_coef": balance_of(cfg),
     }
     if normalize is not None:
-        out[normalize] = _normalizes(moe)
+        out[normalize] = normalizes(moe)
     return out
 
 
@@ -126,10 +127,11 @@ def mixture_verified(
 def _state_normalize(layer: Any) -> None:
     moe = layer.feed_forward
     if isinstance(moe, MoE.Config) and isinstance(moe.router, TopKRouter.Config):
-        moe.router.normalize = _normalizes(moe)
+        moe.router.normalize = normalizes(moe)
 
 
-def _normalizes(mixture: Any) -> bool:
+def normalizes(mixture: Any) -> bool:
+    """Whether the weights of a token's experts sum to 1: what the router states, or its default."""
     stated = mixture.router.normalize
     return mixture.top_k > 1 if stated is None else stated
 

@@ -20,15 +20,15 @@ layers share caches and tracks, are others and not here.
 from __future__ import annotations
 
 from axcore import experiments
-from axcore.layers import QKNorm, QueryKeyChain, RMSNorm
+from axcore.layers import RMSNorm
 from axcore.train import Trainer
 from axlearn_models._llama_like import (
-    attention_of,
     learning_rate,
     llama_like,
     pretraining,
     resized,
     shrunk,
+    with_qk_norm,
 )
 from axlearn_rope import RoPE
 
@@ -46,11 +46,7 @@ def afm_on_device() -> Trainer.Config:
         tied=True,
     )
     cfg = pretraining(model, tokens=6.3e12, batch_size=4096, seq_len=4096, peak=3e-4)
-    attention = attention_of(cfg)
-    norm = QKNorm.Config(norm=RMSNorm.Config(eps=1e-5), over="head_dim")
-    chain = QueryKeyChain.Config(transforms=(norm, attention.query_key_transform))
-    attention.set(query_key_transform=chain)
-    return cfg
+    return with_qk_norm(cfg, RMSNorm.Config(eps=1e-5), over="head_dim")
 
 
 def afm_server() -> Trainer.Config:

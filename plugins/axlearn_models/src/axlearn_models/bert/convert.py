@@ -29,6 +29,7 @@ from axlearn_models._hugging_face import (
     cannot_say,
     check_all_read,
     leave_attention_dropout,
+    max_positions,
     settings_of,
 )
 
@@ -178,7 +179,6 @@ def _to(cfg: Trainer.Config, architecture: str) -> dict[str, Any]:
     activation = layer.feed_forward.activation
     if len(eps) != 1 or activation not in names:
         raise cannot_say(f"norms of eps {eps} or the activation {activation!r}", architecture)
-    limit = model.max_seq_len
     return {
         "architectures": [architecture],
         "model_type": "bert",
@@ -190,7 +190,7 @@ def _to(cfg: Trainer.Config, architecture: str) -> dict[str, Any]:
         "hidden_act": names[activation],
         "hidden_dropout_prob": layer.dropout.rate,
         "attention_probs_dropout_prob": 0.0,
-        "max_position_embeddings": limit if isinstance(limit, int) else cfg.seq_len,
+        "max_position_embeddings": max_positions(cfg),
         "type_vocab_size": model.num_token_types,
         "layer_norm_eps": eps.pop(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,8 @@ from axcore.checkpoint.convert import (
     ModelFamily,
     Rule,
     Settings,
-    Stacked,
     TensorInfo,
     TensorRule,
-    Tied,
     TorchLinear,
 )
 from axcore.errors import CheckpointError, ConfigError
@@ -28,11 +27,22 @@ from axcore.layers import (
     TransformerLayer,
 )
 from axcore.train import Trainer
-from axlearn_models._hugging_face import cannot_say, check_all_read, given, settings_of
+from axlearn_models._hugging_face import (
+    cannot_say,
+    check_all_read,
+    given,
+    max_positions,
+    settings_of,
+)
 from axlearn_models._latent_attention import LatentAttention
 from axlearn_models._llama_like import initialized, layers_of, normalized
 from axlearn_models._mixture import mixtures_of
-from axlearn_models._mixture_files import EXPERT_NAMES, mixture_verified
+from axlearn_models._mixture_files import (
+    EXPERT_NAMES,
+    mixture_rules,
+    mixture_verified,
+    normalizes,
+)
 from axlearn_models.deepseek.config import attention_scale, dense_first
 from axlearn_moe import MoE, TopKRouter
 from axlearn_rope import RoPE, rope_from_hf, rope_to_hf
@@ -64,15 +74,11 @@ _SKIPPED = ("aux_loss_alpha", "seq_aux", "ep_size", "auto_map", "num_nextn_predi
 _SKIPPED += ("num_mtp_layers", "output_router_logits", "router_aux_loss_coef")
 
 
-class HuggingFaceDeepseekV3(ModelFamily):
-    """``DeepseekV3ForCausalLM``: sigmoid scores, groups by their best two, a bias for the choice.
+class _DeepSeek(ModelFamily):
+    """What both versions share; how a token's experts are chosen is each one's own."""
 
-    What predicts a further token in training is left out. The published files are in FP8, which is
-    refused.
-    """
-
-    architecture = "DeepseekV3ForCausalLM"
-    _member, _model_type = "deepseek-V3", "deepseek_v3"
+    _member: str
+    _model_type: str
 
     def config(self, foreign: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Trainer.Config:
         """See :meth:`ModelFamily.config`."""
@@ -89,15 +95,6 @@ class HuggingFaceDeepseekV3(ModelFamily):
         check_all_read(settings)
         return cfg
 
-    def _read_router(self, settings: Settings, layer: Any) -> None:
-        settings.expect("scoring_func", "sigmoid", default="sigmoid")
-        settings.expect("topk_method", "noaux_tc", default="noaux_tc")
-        layer.router.set(
-            normalize=given(settings, "norm_topk_prob", bool, True),
-            num_groups=given(settings, "n_group", int, 1),
-            num_chosen_groups=given(settings, "topk_group", int, 1),
-        )
-
     def rules(self, cfg: Trainer.Config) -> Sequence[Rule]:
         """See :meth:`ModelFamily.rules`."""
         return _rules(cfg)
@@ -107,34 +104,62 @@ class HuggingFaceDeepseekV3(ModelFamily):
         out = _to(cfg, self.architecture, self._model_type)
         return mixture_verified(self, cfg, out | self._say_router(mixtures_of(cfg)[0]))
 
-    def _say_router(self, layer: Any) -> dict[str, Any]:
-        router = layer.router
+    @abc.abstractmethod
+    def _read_router(self, settings: Settings, moe: Any) -> None:
+        """Gives the router of a mixture what the settings say of it."""
+
+    @abc.abstractmethod
+    def _say_router(self, moe: Any) -> dict[str, Any]:
+        """The inverse of :meth:`_read_router`."""
+
+
+class HuggingFaceDeepseekV3(_DeepSeek):
+    """``DeepseekV3ForCausalLM``: sigmoid scores, groups by their best two, a bias for the choice.
+
+    What predicts a further token in training is left out. The published files are in FP8, which is
+    refused.
+    """
+
+    architecture = "DeepseekV3ForCausalLM"
+    _member, _model_type = "deepseek-V3", "deepseek_v3"
+
+    def _read_router(self, settings: Settings, moe: Any) -> None:
+        settings.expect("scoring_func", "sigmoid", default="sigmoid")
+        settings.expect("topk_method", "noaux_tc", default="noaux_tc")
+        moe.router.set(
+            normalize=given(settings, "norm_topk_prob", bool, True),
+            num_groups=given(settings, "n_group", int, 1),
+            num_chosen_groups=given(settings, "topk_group", int, 1),
+        )
+
+    def _say_router(self, moe: Any) -> dict[str, Any]:
+        router = moe.router
         return {
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
-            "norm_topk_prob": layer.top_k > 1 if router.normalize is None else router.normalize,
+            "norm_topk_prob": normalizes(moe),
             "n_group": router.num_groups,
             "topk_group": router.num_chosen_groups,
             "rope_interleave": True,
         }
 
 
-class HuggingFaceDeepseekV2(HuggingFaceDeepseekV3):
+class HuggingFaceDeepseekV2(_DeepSeek):
     """``DeepseekV2ForCausalLM``: softmax scores that are scaled, groups by their best expert."""
 
     architecture = "DeepseekV2ForCausalLM"
     _member, _model_type = "deepseek-V2", "deepseek_v2"
 
-    def _read_router(self, settings: Settings, layer: Any) -> None:
+    def _read_router(self, settings: Settings, moe: Any) -> None:
         settings.expect("scoring_func", "softmax", default="softmax")
         settings.expect("norm_topk_prob", False, default=False)
         grouped = settings.expect("topk_method", "greedy", "group_limited_greedy", default="greedy")
         groups = [given(settings, name, int, 1) for name in ("n_group", "topk_group")]
         groups = groups if grouped == "group_limited_greedy" else [1, 1]
-        layer.router.set(num_groups=groups[0], num_chosen_groups=groups[1])
+        moe.router.set(num_groups=groups[0], num_chosen_groups=groups[1])
 
-    def _say_router(self, layer: Any) -> dict[str, Any]:
-        router = layer.router
+    def _say_router(self, moe: Any) -> dict[str, Any]:
+        router = moe.router
         grouped = router.num_groups > 1
         return {
             "scoring_func": "softmax",
@@ -219,7 +244,6 @@ def _to(cfg: Trainer.Config, architecture: str, model_type: str) -> dict[str, An
         rope = rope_to_hf(attention.query_key_transform.copy().set(pairing="half"))
     except ConfigError as error:
         raise cannot_say(f"positions that it has no words for: {error}", architecture) from error
-    limit = model.max_seq_len
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -243,7 +267,7 @@ def _to(cfg: Trainer.Config, architecture: str, model_type: str) -> dict[str, An
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "max_position_embeddings": limit if isinstance(limit, int) else cfg.seq_len,
+        "max_position_embeddings": max_positions(cfg),
         "rms_norm_eps": model.decoder.final_norm.eps,
         "tie_word_embeddings": False,
         # Left out they would be tokens of a vocabulary of another size.
@@ -262,36 +286,22 @@ def _rules(cfg: Trainer.Config) -> list[Rule]:
     at = f"{layer}.self_attn"
     further = "predicts a further token in training"
     rules: list[Rule] = [
-        TensorRule("model.embed_tokens.weight", "embedding/weight"),
-        TensorRule("model.norm.weight", "decoder/final_norm/scale"),
-        TensorRule("lm_head.weight", "lm_head/weight", TorchLinear()),
-        Tied("lm_head.weight", same_as="model.embed_tokens.weight"),
+        *mixture_rules(),
         Ignored(f"model.layers.{model.decoder.num_layers}.*", further),
-        Ignored(f"{at}.rotary_emb.inv_freq", "computed from the rotary settings"),
-        TensorRule(f"{layer}.input_layernorm.weight", f"{ours}/attention_norm/scale"),
-        TensorRule(f"{layer}.post_attention_layernorm.weight", f"{ours}/feed_forward_norm/scale"),
         TensorRule(f"{at}.q_a_layernorm.weight", f"{attention}/query_norm/scale"),
         TensorRule(f"{at}.kv_a_layernorm.weight", f"{attention}/latent_norm/scale"),
         TensorRule(f"{at}.q_a_proj.weight", f"{attention}/query_down/weight", TorchLinear()),
         TensorRule(f"{at}.kv_a_proj_with_mqa.weight", f"{attention}/latent/weight", TorchLinear()),
-        TensorRule(f"{at}.o_proj.weight", f"{attention}/output/weight", TorchLinear(num_in=2)),
         TensorRule(
             f"{at}.kv_b_proj.weight",
             (f"{attention}/heads/key", f"{attention}/heads/value"),
             Fused(TorchLinear(), groups=heads),
         ),
-        TensorRule(f"{layer}.mlp.gate.weight", f"{block}/router/weight", TorchLinear()),
         TensorRule(f"{layer}.mlp.gate.e_score_correction_bias", f"{block}/router/choice_bias"),
     ]
     q = "q_proj" if layers_of(cfg)[0].attention.query_rank is None else "q_b_proj"
     rules.append(TensorRule(f"{at}.{q}.weight", f"{attention}/query/weight", TorchLinear()))
     for name, theirs in EXPERT_NAMES.items():
-        dense = f"{layer}.mlp.{theirs}.weight"
         shared = f"{layer}.mlp.shared_experts.{theirs}.weight"
-        each = f"{layer}.mlp.experts.{{j}}.{theirs}.weight"
-        rules += [
-            TensorRule(dense, f"{block}/{name}/weight", TorchLinear()),
-            TensorRule(shared, f"{block}/shared_experts/{name}/weight", TorchLinear()),
-            TensorRule(each, f"{block}/experts/{name}/weight", Stacked()),
-        ]
+        rules.append(TensorRule(shared, f"{block}/shared_experts/{name}/weight", TorchLinear()))
     return rules

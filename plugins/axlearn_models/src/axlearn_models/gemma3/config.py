@@ -9,7 +9,7 @@ other. The counts are exact and tested.
 from __future__ import annotations
 
 from axcore import experiments
-from axcore.layers import QKNorm, QueryKeyChain, RMSNorm
+from axcore.layers import RMSNorm
 from axcore.train import Trainer
 from axlearn_models._gemma import (
     gemma_like,
@@ -17,7 +17,7 @@ from axlearn_models._gemma import (
     rope_of_layer,
     shrunk_gemma,
 )
-from axlearn_models._llama_like import attention_of, pretraining, trained_on
+from axlearn_models._llama_like import pretraining, trained_on, with_qk_norm
 from axlearn_models._windows import alternating, split_layers
 from axlearn_rope import LinearScaling, RoPE
 
@@ -38,10 +38,7 @@ def gemma3_1b() -> Trainer.Config:
         query_key_transform=RoPE.Config(base=1_000_000.0),
     )
     cfg = pretraining(model, tokens=2e12, batch_size=128, seq_len=32_768, peak=3e-4)
-    attention = attention_of(cfg)
-    norm = QKNorm.Config(norm=RMSNorm.Config(eps=1e-6, unit_offset=True), over="head_dim")
-    chain = QueryKeyChain.Config(transforms=(norm, attention.query_key_transform))
-    attention.set(query_key_transform=chain)
+    with_qk_norm(cfg, RMSNorm.Config(eps=1e-6, unit_offset=True), over="head_dim")
     alternating(cfg, local=_PERIOD, window=512)
     for layer in split_layers(cfg)[0]:
         rope_of_layer(layer).set(base=10_000.0)

@@ -79,7 +79,7 @@ class HuggingFaceGemma3(ModelFamily):
         return verified(self, cfg, out | rope)
 
 
-class HuggingFaceGemma3WithImages(HuggingFaceGemma3):
+class HuggingFaceGemma3WithImages(ModelFamily):
     """``Gemma3ForConditionalGeneration``: what it does with text alone. Import only."""
 
     architecture = "Gemma3ForConditionalGeneration"
@@ -92,7 +92,7 @@ class HuggingFaceGemma3WithImages(HuggingFaceGemma3):
         settings.skip("initializer_range", *_IMAGES)
         text = {**_TEXT_DEFAULTS, **_plain(settings.require("text_config", Mapping))}
         check_all_read(settings)
-        return super().config(Settings(text, "config.json: text_config"), {})
+        return HuggingFaceGemma3().config(Settings(text, "config.json: text_config"), {})
 
     def rules(self, cfg: Trainer.Config) -> Sequence[Rule]:
         """See :meth:`ModelFamily.rules`."""

@@ -31,6 +31,7 @@ from axlearn_models._hugging_face import (
     check_all_read,
     given,
     leave_attention_dropout,
+    max_positions,
     settings_of,
 )
 from axlearn_models._llama_like import initialized, resized
@@ -135,7 +136,7 @@ class HuggingFaceGPT2(ModelFamily):
             raise cannot_say("another kind of dropout", self.architecture)
         if not isinstance(final_norm, LayerNorm.Config):
             raise cannot_say("no LayerNorm at its end", self.architecture)
-        limit, hidden_dim = model.max_seq_len, layer.feed_forward.hidden_dim
+        hidden_dim = layer.feed_forward.hidden_dim
         activations = [
             name for name, ours in _ACTIVATIONS.items() if ours == layer.feed_forward.activation
         ]
@@ -145,7 +146,7 @@ class HuggingFaceGPT2(ModelFamily):
             "architectures": [self.architecture],
             "model_type": "gpt2",
             "vocab_size": model.vocab_size,
-            "n_positions": limit if isinstance(limit, int) else cfg.seq_len,
+            "n_positions": max_positions(cfg),
             "n_embd": model.model_dim,
             "n_layer": model.decoder.num_layers,
             "n_head": layer.attention.num_heads,

@@ -8,16 +8,16 @@ number of tokens, at which the rate has reached a tenth. The counts are exact an
 from __future__ import annotations
 
 from axcore import experiments
-from axcore.layers import QKNorm, QueryKeyChain, RMSNorm
+from axcore.layers import RMSNorm
 from axcore.train import Trainer
 from axlearn_models._llama_like import (
-    attention_of,
     learning_rate,
     llama_like,
     pretraining,
     resized,
     shrunk,
     trained_on,
+    with_qk_norm,
 )
 from axlearn_rope import RoPE
 
@@ -44,11 +44,7 @@ def olmo2_7b() -> Trainer.Config:
         feed_forward_norm=None,
         feed_forward_out_norm=norm,
     )
-    attention = attention_of(cfg)
-    together = QKNorm.Config(norm=norm, over="heads")
-    chain = QueryKeyChain.Config(transforms=(together, attention.query_key_transform))
-    attention.set(query_key_transform=chain)
-    return cfg
+    return with_qk_norm(cfg, norm, over="heads")
 
 
 def olmo2_1b() -> Trainer.Config:

@@ -9,9 +9,9 @@ apart. The counts are exact and tested.
 from __future__ import annotations
 
 from axcore import experiments
-from axcore.layers import QKNorm, QueryKeyChain, RMSNorm
+from axcore.layers import RMSNorm
 from axcore.train import Trainer
-from axlearn_models._llama_like import attention_of, llama_like, pretraining
+from axlearn_models._llama_like import llama_like, pretraining, with_qk_norm
 from axlearn_models._mixture import mixed, mixtures_of, shrunk_mixture
 from axlearn_moe import RouterZLoss
 
@@ -26,11 +26,7 @@ def olmoe_1b_7b() -> Trainer.Config:
     cfg = pretraining(
         model, tokens=5.1e12, batch_size=1024, seq_len=4096, peak=4e-4, warmup_steps=2500
     )
-    attention = attention_of(cfg)
-    norm = QKNorm.Config(norm=RMSNorm.Config(eps=1e-5), over="heads")
-    attention.set(
-        query_key_transform=QueryKeyChain.Config(transforms=(norm, attention.query_key_transform))
-    )
+    with_qk_norm(cfg, RMSNorm.Config(eps=1e-5), over="heads")
     mixed(cfg, count=64, top_k=8, hidden_dim=1024, balance=0.01, normalize=False)
     for moe in mixtures_of(cfg):
         moe.set(losses=(*moe.losses, RouterZLoss(0.001 / _NUM_LAYERS)))

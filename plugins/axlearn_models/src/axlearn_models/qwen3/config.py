@@ -8,7 +8,7 @@ place of rates and batches: those are Llama 2's here. The counts are exact and t
 from __future__ import annotations
 
 from axcore import experiments
-from axcore.layers import LMHead, Normal, QKNorm, QueryKeyChain, RMSNorm
+from axcore.layers import LMHead, Normal, RMSNorm
 from axcore.train import Trainer
 from axlearn_models._llama_like import (
     attention_of,
@@ -16,6 +16,7 @@ from axlearn_models._llama_like import (
     pretraining,
     resized,
     shrunk,
+    with_qk_norm,
 )
 from axlearn_rope import RoPE
 
@@ -34,12 +35,8 @@ def qwen3_0_6b() -> Trainer.Config:
         tied=True,
     )
     cfg = pretraining(model, tokens=36e12, batch_size=1024, seq_len=4096, peak=3e-4)
-    attention = attention_of(cfg)
-    norm = QKNorm.Config(norm=RMSNorm.Config(eps=1e-6), over="head_dim")
-    rope = attention.query_key_transform
-    chain = QueryKeyChain.Config(transforms=(norm, rope))
-    attention.set(head_dim=128, query_key_transform=chain)
-    return cfg
+    attention_of(cfg).set(head_dim=128)
+    return with_qk_norm(cfg, RMSNorm.Config(eps=1e-6), over="head_dim")
 
 
 def qwen3_1_7b() -> Trainer.Config:

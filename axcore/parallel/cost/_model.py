@@ -295,7 +295,7 @@ class _Walk:
             )
             return []
         num_heads, key_dim, value_dim = dims
-        pairs = self._pairs(path, module, line)
+        pairs = self._pairs(module, line)
         each = 2 * num_heads * (key_dim + value_dim)
         return [
             FlopTerm(
@@ -309,7 +309,7 @@ class _Walk:
             )
         ]
 
-    def _pairs(self, path: str, module: Module, line: list[tuple[str, Module]]) -> Pairs:
+    def _pairs(self, module: Module, line: list[tuple[str, Module]]) -> Pairs:
         """Pairs of one row, over all layers that the module stands for."""
         if isinstance(module, CrossAttention):
             pairs = count_pairs(Full(), self.target_len, self.seq_len)

@@ -50,6 +50,8 @@ class StepPrediction:
         tokens_per_second_per_device: Of one.
         mfu_causal: Model FLOPs over the peak, attention counted as the mask lets through.
         mfu_noncausal: The same without causality, as most published MFUs count.
+        peak_flops: Dtype -> peak of one device that the MFUs divide by, FLOP/s; of products in
+            several dtypes each by its own.
         bound_by: The largest part of ``seconds``.
         seconds: What adds up to ``step_seconds``: ``matmul``, ``memory``, ``optimizer``,
             ``pipeline bubble``, and ``collectives AXES`` with what is not hidden of them.
@@ -65,6 +67,7 @@ class StepPrediction:
     tokens_per_second_per_device: float
     mfu_causal: float
     mfu_noncausal: float
+    peak_flops: Mapping[str, float]
     bound_by: str
     seconds: Mapping[str, float]
     hidden_seconds: Mapping[str, float]
@@ -77,6 +80,7 @@ class StepPrediction:
         """Returns a plain dictionary; keys of ``collective_bytes`` are ``"KIND AXES"``."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return fields | {
+            "peak_flops": dict(self.peak_flops),
             "seconds": dict(self.seconds),
             "hidden_seconds": dict(self.hidden_seconds),
             "collective_bytes": {" ".join(k): v for k, v in self.collective_bytes.items()},
@@ -219,6 +223,9 @@ class StepModel:
             tokens_per_second_per_device=tokens / total / self.instance.num_devices,
             mfu_causal=causal * tokens / total / self.instance.num_devices,
             mfu_noncausal=full * tokens / total / self.instance.num_devices,
+            peak_flops=FrozenMapping(
+                dict(self.rates.named_peak(name) for name in self.flops.train_by("dtype"))
+            ),
             bound_by=max(seconds, key=lambda name: seconds[name]),
             seconds=FrozenMapping(seconds),
             hidden_seconds=FrozenMapping({a: s * self.steps for a, s in hidden.items()}),
@@ -256,10 +263,10 @@ class StepModel:
             module: Any = traffic.modules[term.path]
             heads = traffic.parts_of(getattr(module.cfg, "num_heads", 1), "heads")
             return traffic.size({*traffic.stage_axes, *heads}) * stages, 0.0
-        owned = [(p, s) for p, s in traffic.specs.items() if p.rsplit("/", 1)[0] == term.path]
+        owned = [s for p, s in traffic.specs.items() if p.rsplit("/", 1)[0] == term.path]
         # Of several weights (experts and their router) the largest tells.
-        path, spec = max(owned, key=lambda item: math.prod(item[1].shape))
-        split = traffic.split(path, spec)
+        spec = max(owned, key=lambda spec: math.prod(spec.shape))
+        split = traffic.split(spec)
         staged = traffic.is_staged(spec)
         stages = stages if staged else 1
         tokens = traffic.stage_axes if staged else traffic.token_axes

@@ -147,7 +147,7 @@ class Traffic:
         """Returns the mesh axes that a dim of activations is split over."""
         return self._parts((size,), (axis,), self.activations)[0]
 
-    def split(self, path: str, spec: ParameterSpec) -> Split:
+    def split(self, spec: ParameterSpec) -> Split:
         """Returns how a parameter of one layer is split."""
         dims = self._parts(spec.shape, spec.axes, self.params)
         experts: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class Traffic:
     def _weight(self, path: str, spec: ParameterSpec) -> Iterator[Transfer]:
         line = self._line(path)
         owner = line[0][1]
-        split = self.split(path, spec)
+        split = self.split(spec)
         # A stage holds and gathers its own layers only.
         layers = math.prod(spec.shape[: spec.num_stacked])
         runs = layers

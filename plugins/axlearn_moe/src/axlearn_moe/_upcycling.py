@@ -223,12 +223,19 @@ def upcycle_directory(
         "frozen": _frozen(trainer, made.initialized),
         "step": loaded.step,
     }
-    if record["equal"] is False and not noise and not drop_ratio:
+    _warn(record)
+    write_model(out, cfg, made.state, like=loaded, records={UPCYCLING_RECORD: record})
+    return {**record, "out": str(out)}
+
+
+def _warn(record: Mapping[str, Any]) -> None:
+    """Says what of a mixture is hardly what was meant."""
+    if record["equal"] is False and not record["noise"] and not record["drop_ratio"]:
         _log.warning(
             "the experts are copies, yet logits move by up to %.3g: the weights of a token's "
             "experts do not sum to 1, or a capacity drops tokens, or there are shared experts "
             "(router.normalize=True and router.scale=1 make copies equal the dense layer)",
-            compared["max_abs_logit_difference"],
+            record["max_abs_logit_difference"],
         )
     if record["frozen"]:
         _log.warning(
@@ -238,8 +245,6 @@ def upcycle_directory(
             len(record["frozen"]),
             record["frozen"][0],
         )
-    write_model(out, cfg, made.state, like=loaded, records={UPCYCLING_RECORD: record})
-    return {**record, "out": str(out)}
 
 
 def _check_amounts(noise: float, drop_ratio: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from axcore.cli._parser import named
@@ -18,6 +19,7 @@ __all__ = [
     "add_instance",
     "assembled",
     "edited_config",
+    "peaks",
     "rows",
 ]
 
@@ -141,6 +143,12 @@ def assembled(
         trusted=args.trust,
         xla=args.xla,
     )
+
+
+def peaks(peak_flops: Mapping[str, float]) -> str:
+    """Returns what an MFU divides by, such as ``of the peak of bfloat16 (197 TFLOP/s)``."""
+    named = [f"{dtype} ({rate / 1e12:.3g} TFLOP/s)" for dtype, rate in peak_flops.items()]
+    return f"of the peak{'s' if len(named) > 1 else ''} of {', '.join(named)}" if named else ""
 
 
 def rows(pairs: list[tuple[str, str]], indent: str = "  ") -> str:

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from axcore.cli._console import say
-from axcore.cli._experiment import add_edits, add_experiment, add_instance, assembled, rows
+from axcore.cli._experiment import (
+    add_edits,
+    add_experiment,
+    add_instance,
+    assembled,
+    peaks,
+    rows,
+)
 from axcore.cli._result import CommandResult, Subparsers, add_command
 
 __all__ = ["add_parser", "aot"]
@@ -153,7 +160,7 @@ def _prediction(report: Mapping[str, Any]) -> list[str]:
                 (
                     "MFU",
                     f"{predicted['mfu_causal']:.1%} with attention causal, "
-                    f"{predicted['mfu_noncausal']:.1%} in full",
+                    f"{predicted['mfu_noncausal']:.1%} in full, {peaks(predicted['peak_flops'])}",
                 ),
             ]
         ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from axcore._files import atomic_write
 from axcore.cli._console import say
-from axcore.cli._experiment import add_edits, add_experiment, assembled, rows
+from axcore.cli._experiment import add_edits, add_experiment, assembled, peaks, rows
 from axcore.cli._failures import Failure
 from axcore.cli._parser import named
 from axcore.cli._result import CommandResult, Subparsers, add_command
@@ -179,7 +179,9 @@ def _plan_text(args: argparse.Namespace, report: PlanReport) -> str:
         f"{len(found.rejected)} do not ({found.seconds:.1f} s)"
     ]
     best = found.ranked[:_SHOWN]
-    lines += [""] if best else []
+    if best:
+        of = peaks({d: rate for r in best for d, rate in r.prediction.peak_flops.items()})
+        lines += ["", f"a step, MFU with attention in full {of}, memory of a device:"]
     lines += _table(
         [
             (
@@ -299,7 +301,8 @@ def _compare_text(found: tuple[Compared, ...]) -> str:
                     row.instance.ljust(28),
                     cost,
                     f"{devices:,.1f} device-s/M tokens",
-                    f"{p.step_seconds:.3g} s a step, MFU {p.mfu_noncausal:.1%}, "
+                    f"{p.step_seconds:.3g} s a step, MFU {p.mfu_noncausal:.1%} of "
+                    f"{'/'.join(p.peak_flops)}, "
                     f"{p.memory.total / _GIB:.1f} GiB",
                 )
             ]

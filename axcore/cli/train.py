@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from axcore.cli._console import say
-from axcore.cli._experiment import add_edits, add_experiment, add_instance, assembled, rows
+from axcore.cli._experiment import (
+    add_edits,
+    add_experiment,
+    add_instance,
+    assembled,
+    peaks,
+    rows,
+)
 from axcore.cli._parser import named
 from axcore.cli._result import CommandResult, Subparsers, add_command
 from axcore.errors import CliError
@@ -169,7 +176,7 @@ def _speed(report: Mapping[str, Any]) -> str:
     if shares["causal"] is not None:
         parts.append(
             f"MFU {100 * shares['causal']:.1f} % (causal), "
-            f"{100 * shares['noncausal']:.1f} % (noncausal)"
+            f"{100 * shares['noncausal']:.1f} % (noncausal) {peaks(report['peak_flops'])}"
         )
     if report["bound_by"] is not None:
         parts.append(f"expected to be bound by {report['bound_by']}")

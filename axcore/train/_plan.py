@@ -244,6 +244,7 @@ class Compared:
             "step_seconds": None if p is None else p.step_seconds,
             "tokens_per_second": None if p is None else p.tokens_per_second,
             "mfu_noncausal": None if p is None else p.mfu_noncausal,
+            "peak_flops": None if p is None else dict(p.peak_flops),
             "memory_bytes": None if p is None else p.memory.total,
             "device_seconds_per_million_tokens": None
             if p is None

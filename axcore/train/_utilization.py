@@ -24,7 +24,8 @@ def utilization(cfg: Any, instance: Instance, tokens_per_second: float | None) -
         tokens_per_second: Measured, of all devices; None or 0 when no step was timed.
 
     Returns:
-        ``mfu`` (``causal`` and ``noncausal``, each None where unknown),
+        ``mfu`` (``causal`` and ``noncausal``, each None where unknown), ``peak_flops`` (dtype ->
+        the peak of one device that they divide by, FLOP/s; empty where unknown),
         ``tokens_per_second_per_device``, ``predicted_step_seconds``, ``bound_by`` and, where one
         of them is not known, ``mfu_unknown`` with the reason.
     """
@@ -32,6 +33,7 @@ def utilization(cfg: Any, instance: Instance, tokens_per_second: float | None) -
 
     report: dict[str, Any] = {
         "mfu": {"causal": None, "noncausal": None},
+        "peak_flops": {},
         "tokens_per_second_per_device": None,
         "predicted_step_seconds": None,
         "bound_by": None,
@@ -49,6 +51,7 @@ def utilization(cfg: Any, instance: Instance, tokens_per_second: float | None) -
         return report | {"mfu_unknown": f"{type(error).__name__}: {error}"}
     report["predicted_step_seconds"] = prediction.step_seconds
     report["bound_by"] = prediction.bound_by
+    report["peak_flops"] = dict(prediction.peak_flops)
     if not tokens_per_second:
         return report | {"mfu_unknown": "no step was timed"}
     share = tokens_per_second / prediction.tokens_per_second

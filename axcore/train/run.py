@@ -455,6 +455,10 @@ class _Run:
     def _report(self, state: TrainState, step: int, stopped: str | None) -> dict[str, Any]:
         cfg, program = self.cfg, self.program
         main = next(iter(self.evals.values()), {})
+        tokens = cfg.batch_size * cfg.seq_len
+        # Both figures are of the same steps. A run that was found finished has those of its last.
+        seconds = self.timing.mean_step_seconds or self.last.get("step_seconds") or None
+        rate = None if seconds is None else tokens / seconds
         report: dict[str, Any] = {
             "step": step,
             "max_step": cfg.max_step,
@@ -462,10 +466,10 @@ class _Run:
             "eval": main,
             "evals": self.evals,
             "best": self.best,
-            "tokens": step * cfg.batch_size * cfg.seq_len,
-            "tokens_per_second": self.last.get("tokens_per_second"),
-            "step_seconds": self.timing.mean_step_seconds,
-            **utilization(self.source, program.instance, self.last.get("tokens_per_second")),
+            "tokens": step * tokens,
+            "tokens_per_second": rate,
+            "step_seconds": seconds,
+            **utilization(self.source, program.instance, rate),
             "compile_seconds": program.compile_seconds,
             "memory": None if program.memory is None else program.memory.to_json(),
             "compile_cache": self.cache_use.to_json(),

@@ -38,6 +38,7 @@ def test_json_has_what_the_design_promises_and_the_second_call_knows_it(aot):
     assert second.code == 0
     assert "tiny-lm: fits on cpu (1 devices, one device)" in second.out
     assert "known from an earlier compilation with xla-cpu" in second.out
+    assert "in full, of the peak of float32 (" in second.out
     for kind in ("parameters", "optimizer", "activations", "temporaries"):
         assert f"  {kind} " in second.out
 

@@ -46,6 +46,7 @@ def test_people_see_the_ranking_the_reasons_and_what_was_chosen(plan):
     result = plan("--verify", "0")
     assert result.code == 0, result.err
     assert "x the time" in result.out and "chosen: " in result.out
+    assert "MFU with attention in full of the peak of float32 (" in result.out
 
 
 def test_families_are_compared_by_cost_where_prices_are_known(plan):

@@ -31,8 +31,20 @@ def test_both_mfus_are_reported_and_printed_with_tokens_per_second_of_a_device(t
     assert report["tokens_per_second_per_device"] == report["tokens_per_second"]  # one device
     assert report["predicted_step_seconds"] > 0 and report["bound_by"]
     speed = next(line for line in command._text(report).splitlines() if "tokens/s" in line)
-    for part in ("per device", "% (causal)", "% (noncausal)", f"by {report['bound_by']}"):
+    parts = ["per device", "% (causal)", f"by {report['bound_by']}"]
+    for part in (*parts, "% (noncausal) of the peak of float32 ("):
         assert part in speed
+
+
+def test_tokens_per_second_and_the_time_of_a_step_are_of_the_same_steps(trained, train, tmp_path):
+    report = trained.done.json
+    assert report["tokens_per_second"] * report["step_seconds"] == pytest.approx(2 * 16)
+    again = tmp_path / "run"
+    shutil.copytree(trained.out, again)
+    found = train(again, "--json").json  # finished: no step was timed this time
+    assert found["tokens_per_second"] * found["step_seconds"] == pytest.approx(2 * 16)
+    once = train(tmp_path / "once", "--max-step", "1", "--json").json
+    assert (once["tokens_per_second"], once["step_seconds"]) == (None, None)
 
 
 def test_everything_is_under_one_directory(trained):

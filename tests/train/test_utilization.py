@@ -34,7 +34,13 @@ def test_mfu_is_the_models_flops_over_the_peak_of_all_devices():
     assert report["mfu"]["noncausal"] == pytest.approx(train.full * 1000 / 4e9)
     assert report["tokens_per_second_per_device"] == 250.0
     assert report["bound_by"] == "matmul" and report["predicted_step_seconds"] > 0
+    assert report["peak_flops"] == {"float32": 1e9}
     assert "mfu_unknown" not in report
+
+
+def test_the_peak_is_named_by_the_dtype_that_states_it():
+    report = utilization(experiments.get("tiny-lm"), machine(peak_flops={"bfloat16": 4e9}), 1000.0)
+    assert report["peak_flops"] == {"bfloat16": 4e9}  # of products of float32
 
 
 def test_without_a_timed_step_only_the_prediction_is_there():

@@ -58,10 +58,18 @@ class Rates:
         Raises:
             ShardingError: Neither has a rate.
         """
+        return self.named_peak(dtype)[1]
+
+    def named_peak(self, dtype: str) -> tuple[str, float]:
+        """Returns (the dtype whose peak measures products of ``dtype``, that peak in FLOP/s).
+
+        Raises:
+            ShardingError: See :meth:`peak`.
+        """
         for name in (dtype, *_INSTEAD.get(dtype, ())):
             found = peak_flops(self.instance, name)
             if found:
-                return found
+                return name, found
         known = ", ".join(self.instance.peak_flops) or "none"
         raise ShardingError(
             f"no peak rate for products of {dtype}; stated: {known}",

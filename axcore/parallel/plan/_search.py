@@ -60,6 +60,7 @@ class Ranked:
             "tokens_per_second": p.tokens_per_second,
             "mfu_causal": p.mfu_causal,
             "mfu_noncausal": p.mfu_noncausal,
+            "peak_flops": dict(p.peak_flops),
             "bound_by": p.bound_by,
             "seconds": dict(p.seconds),
             "memory_bytes": p.memory.total,

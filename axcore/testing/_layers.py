@@ -12,8 +12,10 @@ import pytest
 from axcore import transforms
 from axcore.config import Config
 from axcore.context import functional
+from axcore.errors import ShardingError
 from axcore.layers import Layer
 from axcore.module import Module
+from axcore.parallel import MeshShape, ProgramTarget, build_mesh
 
 from ._closeness import assert_close, weighted_sum
 
@@ -57,6 +59,7 @@ class LayerConformance:
         is_training: Whether it is called as in training.
         tolerance: Largest error between equivalent ways to compute, relative to the largest
             magnitude.
+        gradient_tolerance: The same for gradients of split parameters.
 
     Example:
         ```python
@@ -72,6 +75,7 @@ class LayerConformance:
     method: str = "forward"
     is_training: bool = True
     tolerance: float = 1e-5
+    gradient_tolerance: float = 1e-4
 
     def config(self) -> Layer.Config:
         """Returns a small config of the layer, complete."""
@@ -154,6 +158,33 @@ class LayerConformance:
         assert_close(outputs_s, outputs, self.tolerance)
         assert_close(gradients_s.get(key, {}), gradients, self.tolerance)
 
+    @pytest.mark.parametrize("axis", ["data", "fsdp", "model"])
+    def test_sharded_equals_unsharded(self, axis: str) -> None:
+        """Parameters lie as the default rules say, on two devices; gradients too."""
+        if len(jax.devices()) < 2:
+            pytest.skip("there is one device")
+        layer, params, inputs = self._ready()
+
+        def run(params: Any, inputs: Any, target: Any = None) -> Any:
+            def loss(params: Any) -> Any:
+                outputs = self._call(layer, params, inputs, target=target)
+                return weighted_sum(outputs), outputs
+
+            return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+        mesh = build_mesh(MeshShape.of({axis: 2}), jax.devices()[:2])
+        platform = jax.default_backend()
+        target = ProgramTarget(f"{platform}-2", platform, mesh)
+        try:
+            placed = jax.device_put(params, target.shardings(layer.parameter_specs()))
+        except ShardingError as error:
+            pytest.skip(f"its dims do not divide: {error.message}")
+        gradients, outputs = run(placed, inputs, target)
+        expected_gradients, expected = run(params, inputs)
+        assert_close(outputs, expected, self.tolerance, f"result over {axis}")
+        what = f"gradients over {axis}"
+        assert_close(gradients, expected_gradients, self.gradient_tolerance, what)
+
     def _layer(self) -> Any:
         return self.config().instantiate(name="layer")
 
@@ -164,7 +195,14 @@ class LayerConformance:
         layer = self._layer()
         return layer, layer.initialize(jax.random.key(0)), self.inputs(jax.random.key(2))
 
-    def _call(self, layer: Any, params: Any, inputs: Any, method: str | None = None) -> Any:
+    def _call(
+        self,
+        layer: Any,
+        params: Any,
+        inputs: Any,
+        method: str | None = None,
+        target: ProgramTarget | None = None,
+    ) -> Any:
         outputs, _ = functional(
             layer,
             state=params,
@@ -172,6 +210,7 @@ class LayerConformance:
             key=jax.random.key(3),
             is_training=self.is_training,
             method=method or self.method,
+            target=target,
         )
         return outputs
 

@@ -71,10 +71,22 @@ def _attention() -> list[KernelCase]:
         KernelCase("odd-length", qkv(7, 4, 2), {"mask": causal, **scale}),
         KernelCase("logit-cap", qkv(8, 4, 4), {"mask": causal, "logit_cap": 2.0, **scale}),
         KernelCase("window", qkv(8, 4, 4), {"mask": causal & masks.SlidingWindow(left=2), **scale}),
+        KernelCase(
+            "window-both-sides",
+            qkv(8, 4, 2),
+            {"mask": masks.SlidingWindow(left=2, right=1), **scale},
+        ),
+        KernelCase("fixed-prefix", qkv(8, 4, 2), {"mask": masks.PrefixLM(3), **scale}),
         KernelCase("sinks", {**qkv(8, 4, 2), "sinks": (4,)}, {"mask": causal, **scale}),
         KernelCase("prefix", qkv(8, 4, 2), {"mask": masks.PrefixLM(), **scale}, prefix),
         KernelCase(
             "segments", qkv(8, 4, 2), {"mask": causal & masks.SegmentIds(), **scale}, segments
+        ),
+        KernelCase(
+            "packed-window",
+            qkv(8, 4, 2),
+            {"mask": causal & masks.SlidingWindow(left=1) & masks.SegmentIds(), **scale},
+            segments,
         ),
     ]
 

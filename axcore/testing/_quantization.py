@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.config import Config, apply_modifier
 from axcore.context import functional
@@ -26,6 +27,8 @@ from axcore.plugins import host
 from axcore.quantization import Operand, QuantizedDot, QuantizeModifier, find_sites
 from axcore.remat import Remat
 
+from ._closeness import assert_close
+
 __all__ = ["QuantizationConformance", "operand_error"]
 
 # Half a step, relative to the largest value of the channel.
@@ -38,6 +41,7 @@ _HALF_STEP = {
     "float8_e5m2": 2.0**-3,
 }
 _ROWS, _INPUTS, _OUTPUTS = 16, 64, 24
+_ORDER = 1e-5  # what sums of float32 in another order differ by
 
 
 def operand_error(operand: Operand | None) -> float:
@@ -133,6 +137,28 @@ class QuantizationConformance:
         y, grads = self._run(layer, state, jnp.zeros_like(x), w, jnp.zeros_like(c))
         for array in jax.tree.leaves((y, grads)):
             np.testing.assert_array_equal(array, np.zeros_like(array))
+
+    def test_jit_changes_nothing(self) -> None:
+        layer, state, x, w, c = self._product()
+        eager = self._call(layer.copy().instantiate(name="layer"), state, x, w, c)
+        assert_close(self._run(layer, state, x, w, c), eager, _ORDER)
+
+    @pytest.mark.parametrize("dim", ["rows", "sum", "outputs"])
+    def test_sharded_equals_unsharded(self, dim: str) -> None:
+        """A scale is that of the whole channel or tensor, wherever its parts lie."""
+        if len(jax.devices()) < 2:
+            pytest.skip("there is one device")
+        layer, state, x, w, c = self._product()
+        expected = self._run(layer, state, x, w, c)
+        auto = (jax.sharding.AxisType.Auto,)
+        mesh = jax.make_mesh((2,), ("half",), axis_types=auto, devices=jax.devices()[:2])
+
+        def split(array: jax.Array, *dims: str) -> jax.Array:
+            spec = PartitionSpec(*("half" if d == dim else None for d in dims))
+            return jax.device_put(array, NamedSharding(mesh, spec))
+
+        x, w, c = split(x, "rows", "sum"), split(w, "sum", "outputs"), split(c, "rows", "outputs")
+        assert_close(self._run(layer, state, x, w, c), expected, _ORDER)
 
     def test_keeps_the_size_of_numbers(self) -> None:
         layer, state, x, w, c = self._product()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
 from axcore.layers import FeedForward, Layer, Linear, Ones, RMSNorm, SequenceInfo
 from axcore.testing import LayerConformance
@@ -47,6 +48,14 @@ class Broken(Layer):
             x = x / 0.0
         if self.cfg.fault == "remembers calls":
             x = x + self._calls
+        if self.cfg.fault == "sums a part" and (mesh := self._context.target.mesh) is not None:
+            # Each device has its own part, and nobody adds them up.
+            part, whole = PartitionSpec("model"), PartitionSpec()
+            x = x + jax.shard_map(
+                lambda s: jnp.sum(s), mesh=mesh, in_specs=part, out_specs=whole, check_vma=False
+            )(scale)
+        elif self.cfg.fault == "sums a part":
+            x = x + jnp.sum(scale)
         return x * scale
 
 
@@ -75,6 +84,14 @@ def test_the_suite_catches(fault, test):
     suite.fault = fault
     with pytest.raises(AssertionError):
         getattr(suite, test)()
+
+
+def test_the_suite_catches_a_sum_over_a_device_s_part():
+    suite = Suite()
+    suite.test_sharded_equals_unsharded("model")
+    suite.fault = "sums a part"
+    with pytest.raises(AssertionError, match="result over model"):
+        suite.test_sharded_equals_unsharded("model")
 
 
 def test_a_layer_that_changes_the_shape_does_not_stack():

@@ -32,6 +32,13 @@ _cache.mkdir(mode=0o700, parents=True, exist_ok=True)
 jax.config.update("jax_compilation_cache_dir", str(_cache))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
+
+def pytest_configure(config):
+    # Half an entry is what a run leaves that was killed while it wrote; its program is compiled.
+    torn = "Error reading persistent compilation cache entry"
+    config.addinivalue_line("filterwarnings", f"ignore:{torn}:UserWarning")
+
+
 # What tells a file whose programs are for several devices.
 _SEVERAL_DEVICES = re.compile(r"mesh|MeshShape|shard_map|KernelConformance|cpu-\d")
 

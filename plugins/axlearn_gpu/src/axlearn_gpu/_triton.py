@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-__all__ = ["power_of_two", "triton_call"]
+__all__ = ["inlined", "power_of_two", "triton_call"]
 
 
 def power_of_two(n: int) -> int:
@@ -17,6 +18,17 @@ def power_of_two(n: int) -> int:
         (8, 8)
     """
     return 1 << max(0, n - 1).bit_length()
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """``@triton.jit`` of what kernels call.
+
+    To type checkers the result of ``triton.jit`` never returns, outside of kernels as it is
+    (triton 3.7).
+    """
+    import triton  # pyright: ignore[reportMissingImports]
+
+    return triton.jit(function)
 
 
 def triton_call(

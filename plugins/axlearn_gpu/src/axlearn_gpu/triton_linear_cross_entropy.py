@@ -23,7 +23,7 @@ from jax import lax
 
 from axcore.ops import LinearCrossEntropy
 from axlearn_gpu._capability import current_capability
-from axlearn_gpu._triton import power_of_two, triton_call
+from axlearn_gpu._triton import inlined, power_of_two, triton_call
 
 __all__ = ["linear_cross_entropy_triton"]
 
@@ -34,7 +34,7 @@ _PARTS = 8  # of the vocabulary, so that few tokens too keep all multiprocessors
 _COLUMNS = 1024  # block of the gradient kernel
 
 
-@triton.jit
+@inlined
 def _capped(logits, cap: tl.constexpr):
     # cap * tanh(x / cap); tanh(z) = 2 sigmoid(2z) - 1
     return cap * (2.0 * tl.sigmoid(2.0 * logits / cap) - 1.0)

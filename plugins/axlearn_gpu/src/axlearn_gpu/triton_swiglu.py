@@ -16,14 +16,14 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from axlearn_gpu._capability import current_capability
-from axlearn_gpu._triton import triton_call
+from axlearn_gpu._triton import inlined, triton_call
 
 __all__ = ["gated_activation_triton"]
 
 _BLOCK = 1024
 
 
-@triton.jit
+@inlined
 def _gate(x, kind: tl.constexpr):
     """The activation's value and derivative."""
     if kind == "relu":

@@ -45,6 +45,7 @@ class InitialWeights:
                 "there is no good checkpoint to take parameters from",
                 code="AX605",
                 where=str(self.run.checkpoints),
+                hint="let that run save a step first, or name another model directory",
             )
         self.step = found
         self.fresh: tuple[str, ...] = ()  # parameters that are not there, and start anew

@@ -142,7 +142,11 @@ def make_layout(specs: Mapping[str, Any], freeze: Sequence[str], *, where: str) 
                 hint="freeze it, or describe it with kind='state'",
             )
     if not any(piece.trainable for piece in pieces):
-        raise TrainError("every parameter is frozen: nothing is left to train", where=where)
+        raise TrainError(
+            "every parameter is frozen: nothing is left to train",
+            where=where,
+            hint="narrow the patterns of learner.frozen_params",
+        )
     return Layout(tuple(pieces))
 
 

@@ -44,7 +44,10 @@ def split_microbatches(batch: Mapping[str, Any], num: int) -> dict[str, Any]:
     rows = {jnp.shape(x)[:1] for x in jax.tree.leaves(batch)}
     if len(rows) != 1 or () in rows:
         raise TrainError(
-            f"arrays of a batch must have equal leading dims, got {sorted(rows)}", code="AX720"
+            f"arrays of a batch must have equal leading dims, got {sorted(rows)}",
+            code="AX720",
+            hint="the input gives every array a row per example; values of the whole batch go "
+            "with accumulation_steps=1 alone",
         )
     ((size,),) = rows
     if num < 1 or size % num:

@@ -83,7 +83,11 @@ def parse_modifier(text: str) -> Config:
     target = host().modifiers.load(name)
     cfg = target() if callable(target) and not isinstance(target, type) else target.Config()
     if not isinstance(cfg, Config):
-        raise CliError(f"modifier {name!r} is no modifier config", code="AX805")
+        raise CliError(
+            f"modifier {name!r} is no modifier config",
+            code="AX805",
+            hint="its plugin registers a Modifier class, or a function that returns its config",
+        )
     given: set[str] = set()
     for part in _split_arguments(arguments):
         key, equals, value = part.partition("=")
@@ -95,7 +99,11 @@ def parse_modifier(text: str) -> Config:
             )
         if key.strip() in given or not key.strip():
             what = "twice" if key.strip() else "without a name"
-            raise CliError(f"modifier {name!r} got {part!r} {what}", code="AX805")
+            raise CliError(
+                f"modifier {name!r} got {part!r} {what}",
+                code="AX805",
+                hint=f"write {name}:key=value,other=value, each key once",
+            )
         given.add(key.strip())
         cfg.set_path_text(key.strip(), value.strip(), trusted=tuple(host().trusted_packages()))
     return cfg

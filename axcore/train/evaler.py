@@ -53,6 +53,7 @@ class BaseEvaler(Configurable, abc.ABC):
                 f"every_n_steps is {cfg.every_n_steps}, expected at least 1",
                 code="AX730",
                 where="evalers",
+                hint="max_step evaluates at the end alone; to leave evaluation out, set evalers={}",
             )
 
     def should_run(self, step: int, last_step: int) -> bool:
@@ -82,6 +83,7 @@ class Evaler(BaseEvaler):
                 f"max_documents is {cfg.max_documents}, expected at least 1 or None for all",
                 code="AX730",
                 where="evalers",
+                hint="to leave evaluation out, set evalers={}",
             )
         self._batches: EvalBatches | None = None
 
@@ -136,5 +138,10 @@ def combine(collections: Iterable[OutputCollection]) -> OutputCollection:
     for collection in collections:
         merged = collection if merged is None else add(merged, collection)
     if merged is None:
-        raise TrainError("the held-out split gave no batch", code="AX732", where="evalers")
+        raise TrainError(
+            "the held-out split gave no batch",
+            code="AX732",
+            where="evalers",
+            hint="hold more out (input.heldout_fraction), or set evalers={}",
+        )
     return jax.device_get(merged)

@@ -134,7 +134,9 @@ class Learner(Module):
         decay = cfg.ema_decay
         if decay is not None and not 0.0 <= decay < 1.0:
             raise TrainError(
-                f"ema_decay must be in [0, 1), got {decay}", where=self._where("ema_decay")
+                f"ema_decay must be in [0, 1), got {decay}",
+                where=self._where("ema_decay"),
+                hint="0.999 averages over about 1,000 steps; None keeps no average",
             )
         clip = cfg.clip_global_norm
         if clip is not None and not clip > 0:

@@ -88,10 +88,20 @@ def decayed_weights(weight_decay: ScalarOrSchedule) -> Transformation:
 def _check(**rates: ScalarOrSchedule) -> None:
     """Raises TrainError unless numbers are finite and not negative, and decay rates below 1."""
     for name, rate in rates.items():
+        if isinstance(rate, str):  # of a flag, say
+            raise TrainError(
+                f"{name} must be a number or a schedule, got {rate!r}",
+                code="AX701",
+                where="learner.optimizer",
+            )
         limit = 1.0 if name in ("b1", "b2") else math.inf
         if isinstance(rate, int | float) and not 0 <= rate < limit:
             expected = "from 0 to below 1" if limit == 1.0 else "of at least 0"
-            raise TrainError(f"{name} must be a number {expected}, got {rate}", code="AX701")
+            raise TrainError(
+                f"{name} must be a number {expected}, got {rate}",
+                code="AX701",
+                where="learner.optimizer",
+            )
 
 
 def _descend(

@@ -131,6 +131,7 @@ class RunDir:
                 f"config.txt cannot be read: {error.strerror or error}",
                 code="AX744",
                 where=str(self.root),
+                hint="check the permissions, or choose another directory",
             ) from error
         return text if text.startswith("config(") else None
 
@@ -188,7 +189,12 @@ class RunDir:
         """
         where = str(self.root)
         if self.root.exists() and not self.root.is_dir():
-            raise TrainError("the output directory is a file", code="AX740", where=where)
+            raise TrainError(
+                "the output directory is a file",
+                code="AX740",
+                where=where,
+                hint="name a directory for --out; it is made where it is not there",
+            )
         if self.config_text is None:
             foreign = sorted(p.name for p in self._entries() if not _is_leftover(p.name))
             if foreign:

@@ -166,7 +166,9 @@ def _check(
     # Zero is fine everywhere: what is derived from a short horizon rounds down to it.
     if warmup_steps < 0 or decay_steps < 0:
         raise TrainError(
-            f"steps must not be negative, got {min(warmup_steps, decay_steps)}", code="AX701"
+            f"steps must not be negative, got {min(warmup_steps, decay_steps)}",
+            code="AX701",
+            hint="0 warms up, or decays, not at all",
         )
     if total_steps is not None and warmup_steps + decay_steps > total_steps:
         raise TrainError(

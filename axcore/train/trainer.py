@@ -149,12 +149,15 @@ class Trainer(Module):
                     code="AX701",
                     where=name,
                 )
-        if cfg.batch_size % cfg.accumulation_steps:
+        if rest := cfg.batch_size % cfg.accumulation_steps:
+            below = cfg.batch_size - rest
+            near = [str(size) for size in (below, below + cfg.accumulation_steps) if size]
             raise TrainError(
                 f"batch_size {cfg.batch_size} is no multiple of accumulation_steps "
                 f"{cfg.accumulation_steps}",
                 code="AX701",
                 where="accumulation_steps",
+                hint=f"set batch_size to {' or '.join(near)}",
             )
         self.model = self._add_child("model", cfg.model)
         self.learner = self._add_child("learner", cfg.learner, Learner)

@@ -7,6 +7,7 @@ from axcore import experiments
 from axcore.config import Modifier, scaled
 from axcore.errors import AxcoreError
 from axcore.train import assemble, train
+from axcore.train._program import Program
 from axcore.train.rundir import RunDir
 
 
@@ -119,12 +120,42 @@ def test_a_prompt_that_cannot_be_continued_is_refused(tmp_path, prompt):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_start_that_failed_at_compiling_does_not_keep_the_corrected_one_out(tmp_path):
-    wrong = micro()
-    wrong.learner.optimizer.learning_rate = "bad"
-    with pytest.raises(TypeError):
-        run(wrong, tmp_path / "run")
+def test_a_start_that_failed_at_compiling_does_not_keep_the_corrected_one_out(
+    tmp_path, monkeypatch
+):
+    def fail(*args):
+        raise RuntimeError("no such program")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no such program"):
+        patch.setattr(Program, "compile_train", fail)
+        run(micro(seed=3), tmp_path / "run")
     assert (tmp_path / "run" / "config.txt").exists()
     assert run(micro(), tmp_path / "run").report["step"] == 2
     with pytest.raises(AxcoreError, match="AX742"):
         run(micro(seed=9), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "hint"),
+    [
+        ("accumulation_steps", 4, "set batch_size to 4 or 8"),
+        ("accumulation_steps", 9, "set batch_size to 9"),
+        ("evalers.heldout.every_n_steps", 0, "evalers={}"),
+        ("learner.frozen_params", ("**",), "learner.frozen_params"),
+        ("learner.ema_decay", 1.0, "0.999"),
+    ],
+)
+def test_what_cannot_be_says_what_can(tmp_path, path, value, hint):
+    cfg = micro(batch_size=6)
+    cfg.set_path(path, value)
+    with pytest.raises(AxcoreError) as caught:
+        run(cfg, tmp_path / "run")
+    assert hint in str(caught.value.hint) and not (tmp_path / "run").exists()
+
+
+def test_a_word_in_place_of_a_rate_is_refused_before_the_directory_is_made(tmp_path):
+    cfg = micro()
+    cfg.learner.optimizer.learning_rate = "fast"
+    with pytest.raises(AxcoreError, match=r"learning_rate must be a number or a schedule"):
+        run(cfg, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -50,7 +50,8 @@ def resolve_instance(name: str) -> Instance:
         known = host().instance_types.names()
         near = _near_instances(name, known)
         plugins = "vendors' machines come with hardware plugins, which are distributions of their "
-        hints = [near or f"{plugins}own (keyword axcore)", error.hint or ""]
+        others = (error.hint or "").removeprefix(did_you_mean(name, known)).removeprefix("; ")
+        hints = [near or f"{plugins}own (keyword axcore)", others]
         raise PluginLookupError(
             f"unknown instance {name!r}; known: {', '.join(known)}",
             hint="; ".join(h for h in hints if h),

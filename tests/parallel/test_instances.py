@@ -37,6 +37,7 @@ def test_an_unknown_instance_names_near_misses(name, meant):
     assert info.value.exit_code == 2
     if meant:
         assert f"did you mean '{meant}" in str(info.value)
+        assert str(info.value).count("did you mean") == 1
 
 
 def test_a_machine_that_no_installed_plugin_knows_points_at_plugins():

@@ -17,7 +17,7 @@ from axcore.layers.roles import BaseEmbedding, BaseHead, BasePosition, SequenceI
 from axcore.module import Initializer
 from axcore.ops import DotGeneral, LinearCrossEntropy
 
-__all__ = ["Embedding", "LMHead", "LearnedPositions", "add_position"]
+__all__ = ["Embedding", "LMHead", "LearnedPositions", "add_lm_head", "add_position"]
 
 
 class Embedding(BaseEmbedding):
@@ -219,6 +219,15 @@ class LearnedPositions(BasePosition):
             )
         positions = jnp.maximum(info.positions, 0)
         return x + jnp.take(self._param("weight"), positions, axis=0, mode="fill")
+
+
+def add_lm_head(model: Layer) -> BaseHead | None:
+    """Adds a model's own head; None where its embedding is the head."""
+    cfg = model.cfg
+    if cfg.lm_head is None:
+        return None
+    dims = {"input_dim": cfg.model_dim, "vocab_size": cfg.vocab_size}
+    return model._add_child("lm_head", cfg.lm_head, BaseHead, **dims)
 
 
 def add_position(

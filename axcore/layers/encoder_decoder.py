@@ -10,7 +10,7 @@ from axcore.layers._token_losses import add_token_losses
 from axcore.layers.base import Layer
 from axcore.layers.decoder import Decoder, Encoder
 from axcore.layers.dropout import Dropout
-from axcore.layers.embedding import Embedding, LearnedPositions, add_position
+from axcore.layers.embedding import Embedding, LearnedPositions, add_lm_head, add_position
 from axcore.layers.roles import (
     BaseDecoder,
     BaseDropout,
@@ -61,11 +61,7 @@ class EncoderDecoder(Layer):
         self.dropout = self._add_child("dropout", cfg.dropout, BaseDropout)
         self.encoder = self._add_child("encoder", cfg.encoder, BaseDecoder, input_dim=dim)
         self.decoder = self._add_child("decoder", cfg.decoder, BaseDecoder, input_dim=dim)
-        self.lm_head: BaseHead | None = None
-        if cfg.lm_head is not None:
-            self.lm_head = self._add_child(
-                "lm_head", cfg.lm_head, BaseHead, input_dim=dim, vocab_size=cfg.vocab_size
-            )
+        self.lm_head = add_lm_head(self)
 
     @property
     def _head(self) -> BaseHead:

@@ -12,7 +12,7 @@ from axcore.layers._token_losses import add_token_losses
 from axcore.layers.base import Layer
 from axcore.layers.decoder import Encoder
 from axcore.layers.dropout import Dropout
-from axcore.layers.embedding import Embedding, LearnedPositions, add_position
+from axcore.layers.embedding import Embedding, LearnedPositions, add_lm_head, add_position
 from axcore.layers.initializers import Normal
 from axcore.layers.linear import Linear
 from axcore.layers.norm import LayerNorm
@@ -116,11 +116,7 @@ class EncoderModel(Layer):
             self.head_transform = self._add_child(
                 "head_transform", cfg.head_transform, BaseFeedForward, input_dim=dim
             )
-        self.lm_head: BaseHead | None = None
-        if cfg.lm_head is not None:
-            self.lm_head = self._add_child(
-                "lm_head", cfg.lm_head, BaseHead, input_dim=dim, vocab_size=cfg.vocab_size
-            )
+        self.lm_head = add_lm_head(self)
 
     @property
     def _head(self) -> BaseHead:

@@ -36,7 +36,7 @@ def both(out, what):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_a_signal_to_one_process_stops_all_at_one_saved_step_and_both_go_on(tmp_path):
     first, second = both(tmp_path / "run", "stop")
     assert second[0] == "SIGTERM" and first[0] is not None

@@ -81,7 +81,7 @@ def _forward(
     plan, amax = call.plan, magnitudes.rhs
     with ops.on_target(call.target):
         y = _multiply(plan.lhs, rows, plan.rhs, weights, group_sizes, summed=_ROW, amax=amax)
-    return y.astype(rows.dtype), _Saved(rows, weights, group_sizes, magnitudes)
+    return y, _Saved(rows, weights, group_sizes, magnitudes)
 
 
 def _backward(call: _Call, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ def _gradients(plan: Plan, saved: _Saved, grad: jax.Array) -> tuple[Any, ...]:
         d_rows = _multiply(plan.grad, grad, plan.rhs, weights, sizes, summed=_COLUMN, amax=amax)
     zero = np.zeros(sizes.shape, jax.dtypes.float0)
     d_magnitudes = jax.tree.map(jnp.zeros_like, magnitudes)
-    return d_rows.astype(rows.dtype), d_weights.astype(weights.dtype), zero, d_magnitudes
+    return d_rows, d_weights.astype(weights.dtype), zero, d_magnitudes
 
 
 _product.defvjp(_forward, _backward)
@@ -116,7 +116,7 @@ def _multiply(
     summed: int,
     amax: jax.Array | None,
 ) -> jax.Array:
-    """Returns the product over ``summed`` of the weights (groups, in, out); float32 if scaled."""
+    """Returns the product over ``summed`` of the weights (groups, in, out), as ``rows`` are."""
     shared = _shared(weights_how, summed)
     if rows_how is None or weights_how is None:
         rows, weights = _seen(rows, rows_how, (1,)), _seen(weights, weights_how, shared, amax)
@@ -124,30 +124,36 @@ def _multiply(
     a = quantize(rows, rows_how, (1,))
     b = quantize(weights, weights_how, shared, amax=amax)
     values, scale = (_turned(x, summed) for x in b)
-    return contract_groups(a, Quantized(values, scale), group_sizes)
+    return contract_groups(a, Quantized(values, scale), group_sizes, rows.dtype)
 
 
-def contract_groups(rows: Quantized, weights: Quantized, group_sizes: jax.Array) -> jax.Array:
+def contract_groups(
+    rows: Quantized, weights: Quantized, group_sizes: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
     """Multiplies groups of quantized rows, each with its own quantized matrix.
 
     Args:
         rows: (M, K), sorted by group; scales (M, 1) or (1, 1).
         weights: (E, K, N); scales (E, 1, N) or (E, 1, 1).
         group_sizes: (E,) int32.
+        dtype: Of the result. Sums of floats are rounded to it before they are scaled, if it has
+            float32's range: rows of a mixture in float32 are twice what it holds otherwise.
 
     Returns:
-        (M, N) float32; see :func:`axcore.ops.grouped_matmul`.
+        (M, N); see :func:`axcore.ops.grouped_matmul`.
     """
-    integers = jnp.issubdtype(rows.values.dtype, jnp.integer)
+    if jnp.issubdtype(rows.values.dtype, jnp.integer):
+        sums_dtype = "int32"
+    elif jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp:
+        sums_dtype = jnp.dtype(dtype).name
+    else:
+        sums_dtype = "float32"
     sums = ops.grouped_matmul(
-        rows.values,
-        weights.values,
-        group_sizes,
-        preferred_element_type="int32" if integers else "float32",
+        rows.values, weights.values, group_sizes, preferred_element_type=sums_dtype
     )
     of_group = weights.scale[:, 0]  # (E, N or 1)
     of_row = ops.group_of_rows(group_sizes, sums.shape[0])
-    return sums.astype(jnp.float32) * rows.scale * of_group[of_row]
+    return (sums.astype(jnp.float32) * rows.scale * of_group[of_row]).astype(dtype)
 
 
 def _shared(how: Operand | None, summed: int) -> tuple[int, ...]:

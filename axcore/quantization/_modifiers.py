@@ -73,7 +73,9 @@ class Recipe(Modifier):
             ConfigError: A pattern matches nothing (AX430), a product is quantized already (AX431),
                 it cannot run inside a kernel (AX432), or layers of a scan would differ.
         """
-        place(cfg, self._chosen)
+        # What is left out on purpose is stated, so that a machine's rule leaves it out too where a
+        # flag has chosen the recipe.
+        place(cfg, self._chosen, stated=("linear", "grouped"))
         return cfg
 
     def _takes(self, module: Module) -> bool:

@@ -142,13 +142,17 @@ def matching(
 
 
 def place(
-    cfg: Config, chosen: Callable[[dict[str, Site]], dict[str, Config | None]]
+    cfg: Config,
+    chosen: Callable[[dict[str, Site]], dict[str, Config | None]],
+    *,
+    stated: Sequence[Kind] = (),
 ) -> tuple[str, ...]:
     """Replaces products, in place.
 
     Args:
         cfg: A trainer's config, or a model's.
         chosen: Given all products, what is to stand at which path; None leaves one as it is.
+        stated: Kinds of products that are set, if to what they are, where they stay plain.
 
     Returns:
         Paths of the replaced products.
@@ -173,4 +177,8 @@ def place(
             new.precision = old.precision
         cfg.set_path(field, new)
         done.add(field)
+    for site in sites.values():
+        if site.kind in stated and type(site.module) is DotGeneral and site.config_path not in done:
+            cfg.set_path(site.config_path, cfg.get_path(site.config_path))
+            done.add(site.config_path)
     return tuple(path for path, made in wanted.items() if made is not None)

@@ -187,9 +187,8 @@ class StoredDot(DotGeneral):
             group_sizes = group_sizes.at[met].get(mode="fill", fill_value=0)
             weights, scale = (x.at[met].get(mode="clip") for x in (weights, scale))
         a = self._activations(rows, (1,), state)
-        return contract_groups(a, self._weight(weights, scale, rows.dtype), group_sizes).astype(
-            rows.dtype
-        )
+        weight = self._weight(weights, scale, rows.dtype)
+        return contract_groups(a, weight, group_sizes, rows.dtype)
 
     @property
     def takes_groups(self) -> bool:

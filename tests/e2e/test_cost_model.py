@@ -139,6 +139,34 @@ def test_the_rule_of_a_machine_is_predicted_without_it():
     assert any("offloaded" in note for note in found.notes)
 
 
+def test_what_rules_give_mixtures_is_what_the_page_shows():
+    from axcore import experiments
+    from axcore.train import assemble
+
+    page = (ROOT / "docs" / "cost.md").read_text()
+    names = {
+        "Qwen3-30B-A3B (16,384)": ("qwen3-30B-A3B", ["seq_len=16384"]),
+        "DeepSeek-V3": ("deepseek-V3", []),
+        "Mixtral 8x7B": ("mixtral-8x7B", []),
+    }
+    of = "|".join(map(re.escape, names))
+    table = re.findall(rf"^\| ({of}), (\S+-\d+) \| (.+) \|$", page, re.M)
+    assert len(table) == 6
+    for name, instance, rest in table:
+        experiment, sets = names[name]
+        built = assemble(experiments.get(experiment), instance=instance, sets=sets)
+        found = predict_step(built.cfg, built.instance)
+        settings, gib, seconds, _, exchanged = rest.split(" | ")
+        assert settings.startswith(
+            f"{built.cfg.mesh_shape.describe()}, {built.cfg.accumulation_steps}, "
+        )
+        assert gib.split()[0] == f"{found.memory.total / 2**30:.1f}"
+        # Three digits, or two.
+        assert float(seconds) == pytest.approx(found.step_seconds, rel=0.01)
+        received = found.collective_bytes.get(("all_to_all", "expert"), 0)
+        assert exchanged == f"{received / 2**30:,.0f}"
+
+
 @pytest.mark.slow
 def test_predicted_steps_of_recipes_are_those_that_the_page_shows():
     """`python benchmarks/quantization.py --predict fuji-7B-v2` makes the table."""

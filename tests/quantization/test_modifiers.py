@@ -122,6 +122,11 @@ def test_a_rule_chooses_and_a_flag_wins():
     by_flag = assemble(cfg, instance="cpu", rules=rules, modifiers=["quantize:recipe=int8"])
     assert {"Int8Dot", "DotGeneral"} == set(products(by_flag.cfg).values())
     assert any(k.path.endswith("up.dot") for k in by_flag.rules.kept)
+    scoped = assemble(
+        cfg, instance="cpu", rules=rules, modifiers=["quantize:recipe=fp8,include=**/attention/**"]
+    )
+    made = {path for path, name in products(scoped.cfg).items() if name == "Fp8Dot"}
+    assert made and all("/attention/" in path for path in made)
     plain = assemble(cfg, instance="cpu", rules=rules, modifiers=["quantize:recipe=none"])
     assert set(products(plain.cfg).values()) == {"DotGeneral"}
 

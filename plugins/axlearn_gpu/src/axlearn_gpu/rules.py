@@ -9,8 +9,8 @@ Mixtures of experts (trait ``moe``) split tensors no further than the batch need
 narrow, and the sums of every token's result would outweigh the weights that are spared. They add
 groups of experts (``expert``) instead where gathering a layer takes longer than computing one.
 
-On H100 and H200 linear layers multiply in FP8 with delayed scaling over 128 steps, as in the
-published H100 rule (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfloat16.
+On H100 and H200 linear layers and experts multiply in FP8 with delayed scaling over 128 steps, as
+the published H100 rule says of linear layers (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfloat16.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def gpu(traits: Traits, instance: Instance) -> tuple[Config, ...]:
 
 
 def experts(traits: Traits, instance: Instance) -> tuple[Config, ...]:
-    """A mixture of experts; the layers that all tokens meet in FP8 on Hopper, as dense models."""
+    """A mixture of experts; FP8 products on Hopper, as for dense models."""
     within = min(_MAX_MODEL, instance.devices_per_host)
     fitted = experts_sharded(traits, instance, max_model=within)
     return (*fitted, _FP8) if instance.family in _HOPPER else fitted

@@ -58,6 +58,17 @@ def test_a_forced_kernel_that_cannot_serve_fails(explain):
     assert {r["chosen"] for r in forced.json["sites"] if r["op"] == "attention"} == {"xla"}
 
 
+def test_a_list_of_one_forces_it_for_all_calls_of_an_op(explain):
+    one = ("--set", "ops.attention.implementations=('ring',)")
+    done = explain(*one, "--set", 'mesh_shape={"seq": 2, "data": 4}', "--json", instance="cpu-8")
+    assert done.code == 0, done.err
+    assert {r["chosen"] for r in done.json["sites"] if r["op"] == "attention"} == {"ring"}
+    # Where nothing splits the sequence it cannot serve, and on a CPU the reference does, marked.
+    told = [row for row in explain(*one, "--json").json["sites"] if row["op"] == "attention"]
+    assert [(r["chosen"], r["fallback"]) for r in told] == [("xla", True)]
+    assert told[0]["refused"][0]["implementation"] == "ring"
+
+
 def test_a_kernel_that_nobody_has_is_an_error_with_near_misses(explain):
     done = explain("--set", "ops.attention.implementations=('rinng',)")
     assert done.code == 2

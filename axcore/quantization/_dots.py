@@ -134,6 +134,13 @@ class Int8Dot(QuantizedDot):
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
+        if not 0.0 < cfg.activation_clip <= 1.0:
+            raise ConfigError(
+                f"activation_clip is {cfg.activation_clip}, expected a share in (0, 1]",
+                code="AX433",
+                where=_where(self, "activation_clip"),
+                hint="1.0 keeps a token's largest activation, 0.9 nine tenths of it",
+            )
         self.needs_context = cfg.stochastic_rounding
         self.plan = Plan(
             lhs=Operand("int8", clip=cfg.activation_clip),
@@ -195,6 +202,13 @@ class MxFp8Dot(QuantizedDot):
         super().__init__(cfg, parent=parent)
         for name in ("dtype", "grad_dtype"):
             check_float8(self, name)
+        if cfg.block < 2:
+            raise ConfigError(
+                f"block is {cfg.block}, expected at least 2",
+                code="AX433",
+                where=_where(self, "block"),
+                hint="hardware knows blocks of 32",
+            )
         operand = Operand(cfg.dtype, "block", cfg.block)
         self.plan = Plan(
             lhs=operand,
@@ -232,5 +246,9 @@ def check_float8(module: Module, name: str) -> None:
         raise ConfigError(
             f"{name} is {value!r}, expected one of {', '.join(_FLOAT8)}",
             code="AX433",
-            where=f"{module.config_path}.{name}" if module.config_path else name,
+            where=_where(module, name),
         )
+
+
+def _where(module: Module, name: str) -> str:
+    return f"{module.config_path}.{name}" if module.config_path else name

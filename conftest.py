@@ -1,5 +1,6 @@
 """Set-up shared by all tests, those of the plugins included: devices, compile cache, hypothesis."""
 
+import contextlib
 import getpass
 import os
 import re
@@ -39,21 +40,33 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", f"ignore:{torn}:UserWarning")
 
 
-# What tells a file whose programs are for several devices.
-_SEVERAL_DEVICES = re.compile(r"mesh|MeshShape|shard_map|KernelConformance|cpu-\d")
+# What tells a file whose programs are for several devices, and a test of the conformance suites.
+_SEVERAL_DEVICES = re.compile(r"mesh|MeshShape|shard_map|target_of|KernelConformance|cpu-\d")
+_ONE_TEST = "test_sharded_equals_unsharded"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache_of_one_device(request):
+@contextlib.contextmanager
+def _no_cache():
     """Programs of several CPU devices that are read back can deadlock (jaxlib 0.10.2)."""
-    if not _SEVERAL_DEVICES.search(Path(request.path).read_text("utf-8")):
-        yield
-        return
+    former = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     yield
-    jax.config.update("jax_compilation_cache_dir", str(_cache))
+    jax.config.update("jax_compilation_cache_dir", former)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_cache_for_files_of_several_devices(request):
+    several = _SEVERAL_DEVICES.search(Path(request.path).read_text("utf-8"))
+    with _no_cache() if several else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_for_a_test_of_several_devices(request):
+    with _no_cache() if request.node.name.startswith(_ONE_TEST) else contextlib.nullcontext():
+        yield
 
 
 # How long an example takes, compiled or on a busy machine, says nothing about a property. CI draws

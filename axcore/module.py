@@ -60,6 +60,7 @@ class ParameterSpec:
         memory: Hint where it lives: None (device) or a JAX memory kind such as ``pinned_host``.
         num_stacked: Leading dims that stack layers.
         optional: Hint that weights without it are still this model's: it then starts anew.
+        fixed: State that no step sets, such as a weight stored in few bits.
         padding: How many entries at the end of each dim only fill it up, or empty: they start as
             zeros, mean nothing and stand in no other format.
     """
@@ -75,6 +76,7 @@ class ParameterSpec:
     memory: str | None = None
     num_stacked: int = 0
     optional: bool = False
+    fixed: bool = False
     padding: tuple[int, ...] = ()
 
     def __post_init__(self):

@@ -3,7 +3,8 @@
 An adapter directory is small and stands alone::
 
     DIR/adapter.json   which layers, with which adapter; dtypes, shapes, the base's digest
-    DIR/adapter.npz    the trained parameters, one array per layer
+    DIR/adapter.npz    what training changed, one array per layer: the trained parameters, and
+                       state that steps set, such as the balance of a router
 """
 
 from __future__ import annotations
@@ -112,10 +113,9 @@ def export_adapter(
             hint="train it with --modifier lora or --modifier dora first",
         )
     specs = loaded.model.parameter_specs()
-    trained, frozen = loaded.trainer.learner.split(loaded.state, specs)
-    arrays = {
-        p: np.asarray(x) for p, x in stack_form.canonical(stack_form.flatten(trained)).items()
-    }
+    changed = set(_changed_shapes(loaded.trainer.learner, specs))
+    leaves = _by_layer(loaded.state)
+    arrays = {path: np.asarray(x) for path, x in leaves.items() if path in changed}
     kinds: dict[str, list[str]] = {}
     for path, text in adapters.items():
         kinds.setdefault(text, []).append(path)
@@ -124,7 +124,7 @@ def export_adapter(
         "version": _VERSION,
         "adapters": [{"config": text, "layers": paths} for text, paths in kinds.items()],
         "frozen_params": list(loaded.cfg.learner.frozen_params),
-        "base": _digest(frozen),
+        "base": _digest({path: x for path, x in leaves.items() if path not in changed}),
         "tensors": {p: {"dtype": x.dtype.name, "shape": x.shape} for p, x in arrays.items()},
         "step": loaded.step,
     }
@@ -185,10 +185,10 @@ def attach_adapter(
     cfg.learner.set(frozen_params=tuple(record["frozen_params"]))
     trainer: Any = cfg.instantiate(name="trainer")
     specs = trainer.model.parameter_specs()
-    arrays = _read_arrays(adapter, record, _shapes(trainer.learner.trainable_specs(specs)))
-    state = stack_form.canonical(stack_form.flatten(loaded.state)) | arrays
+    arrays = _read_arrays(adapter, record, _changed_shapes(trainer.learner, specs))
+    state = _by_layer(loaded.state) | arrays
     restacked = _like(state, jax.tree.map(lambda spec: spec.struct(), specs), adapter)
-    _, frozen = trainer.learner.split(restacked, specs)
+    frozen = {path: x for path, x in _by_layer(restacked).items() if path not in arrays}
     same = _digest(frozen) == record["base"]
     if not (same or allow_other_base):
         raise CheckpointError(
@@ -236,10 +236,24 @@ def _adapters(loaded: LoadedModel) -> dict[str, str]:
     return found
 
 
-def _digest(tree: Any) -> str:
-    """Returns a hash of all arrays by their per-layer paths, the same in both stack forms."""
+def _by_layer(tree: Any) -> dict[str, Any]:
+    return stack_form.canonical(stack_form.flatten(tree))
+
+
+def _changed_shapes(learner: Any, specs: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns what training changes, by per-layer paths: parameters, and state that steps set."""
+    trained = jax.tree.map(lambda spec: spec.struct(), dict(learner.trainable_specs(specs)))
+    state = {
+        path: spec.struct()
+        for path, spec in stack_form.flatten(specs).items()
+        if spec.kind == "state" and not spec.fixed
+    }
+    return _by_layer(trained) | stack_form.canonical(state)
+
+
+def _digest(leaves: Mapping[str, Any]) -> str:
+    """Returns a hash of all arrays by their per-layer paths."""
     digest = hashlib.blake2b(digest_size=16)
-    leaves = stack_form.canonical(stack_form.flatten(tree))
     for path in sorted(leaves):
         array = np.asarray(leaves[path])
         digest.update(f"{path} {array.dtype.name} {array.shape}".encode())
@@ -298,15 +312,10 @@ def _adapter_config(text: str, adapter: Path, trusted: Iterable[str]) -> LowRank
     return cfg
 
 
-def _shapes(specs: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    structs = jax.tree.map(lambda spec: spec.struct(), dict(specs))
-    return stack_form.canonical(stack_form.flatten(structs))
-
-
 def _read_arrays(
     adapter: Path, record: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, np.ndarray]:
-    """Reads the trained parameters, each of the shape that the model states."""
+    """Reads what training changed, each of the shape that the model states."""
     if set(wanted) != set(record["tensors"]):
         different = sorted(set(wanted) ^ set(record["tensors"]))
         raise _another_model(adapter, f"they differ in {different[0]!r}")

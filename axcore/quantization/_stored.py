@@ -108,11 +108,14 @@ class StoredDot(DotGeneral):
             self.group = group_size(weight.shape[last], cfg.group)
             shape[first:first] = [*weight.shape[first:last], weight.shape[last] // self.group]
             axes[first:first] = [*weight.axes[first:last], None]
-        scale = ParameterSpec(tuple(shape), "float32", tuple(axes), Ones(), kind="state")
+        scale = ParameterSpec(
+            tuple(shape), "float32", tuple(axes), Ones(), kind="state", fixed=True
+        )
         self._add_parameter("scale", scale)
         if cfg.static:
             self._add_parameter(
-                "activation_amax", ParameterSpec((), "float32", (), Zeros(), kind="state")
+                "activation_amax",
+                ParameterSpec((), "float32", (), Zeros(), kind="state", fixed=True),
             )
 
     @property
@@ -138,6 +141,7 @@ class StoredDot(DotGeneral):
             dtype=dtype,
             initializer=Zeros(),
             kind="state",
+            fixed=True,
             weight_decay=False,
         )
 

@@ -36,7 +36,7 @@ from axcore.peft import (
 )
 from axcore.quantization import Int8Dot
 from axcore.train import JsonlWriter, optimizers, train
-from axlearn_moe import EinsumDispatch, ExpertChoiceRouter, MoE
+from axlearn_moe import EinsumDispatch, ExpertChoiceRouter, MoE, TopKRouter
 
 RANK, ALPHA = 3, 6.0
 KINDS = {"lora": LoRA.Config, "dora": DoRA.Config}
@@ -219,6 +219,32 @@ def places(tmp_path_factory):
     export_adapter(root / "tuned", root / "adapter")
     attach_adapter(root / "base", root / "adapter", root / "again")
     return root
+
+
+@pytest.mark.slow
+def test_the_balance_that_moved_beside_frozen_routers_goes_with_the_adapters(tmp_path):
+    cfg = experiments.get("tiny-lm")
+    cfg.set(batch_size=4, seq_len=16, max_step=1, sample_prompt=None, evalers={})
+    cfg.set(writers={"jsonl": JsonlWriter.Config()})
+    cfg.model.set(model_dim=16)
+    cfg.model.decoder.set(num_layers=2)
+    cfg.model.decoder.layer.attention.set(num_heads=2)
+    router = TopKRouter.Config(choice_bias=True, choice_bias_rate=0.1)
+    cfg.replace(FeedForward.Config, MoE.Config(num_experts=4, router=router))
+    machine = resolve_instance("cpu")
+    train(cfg, out=tmp_path / "base", instance=machine)
+    tuned = apply_modifier(cfg.copy().set(max_step=3), LoRAModifier.Config(rank=2))
+    train(tuned, out=tmp_path / "tuned", instance=machine, init_from=tmp_path / "base")
+    export_adapter(tmp_path / "tuned", tmp_path / "adapter")
+    found = attach_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "again")
+    assert found["same_base"]
+    before, after, again = (
+        stack_form.flatten(load_model(tmp_path / name).state) for name in ("base", "tuned", "again")
+    )
+    (bias,) = (path for path in after if path.endswith("choice_bias"))
+    assert not np.array_equal(before[bias], after[bias])
+    np.testing.assert_array_equal(again[bias], after[bias])
+    np.testing.assert_array_equal(logits(tmp_path / "again"), logits(tmp_path / "tuned"))
 
 
 def logits(directory):

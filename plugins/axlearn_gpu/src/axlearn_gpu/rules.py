@@ -10,7 +10,8 @@ narrow, and the sums of every token's result would outweigh the weights that are
 groups of experts (``expert``) instead where gathering a layer takes longer than computing one.
 
 On H100 and H200 linear layers and experts multiply in FP8 with delayed scaling over 128 steps, as
-the published H100 rule says of linear layers (arXiv:2507.05411). ``--modifier quantize:recipe=none`` keeps bfloat16.
+the published H100 rule says of linear layers (arXiv:2507.05411). ``--modifier
+quantize:recipe=none`` keeps bfloat16.
 """
 
 from __future__ import annotations

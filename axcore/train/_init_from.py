@@ -19,6 +19,7 @@ from axcore.train.rundir import RunDir
 __all__ = ["InitialWeights"]
 
 _TOKENIZER = "axcore_tokenizer.json"
+_ADAPTED = "/dot/base/"  # where an adapter has the product that it wraps
 
 
 class InitialWeights:
@@ -86,12 +87,21 @@ class InitialWeights:
         if differences:
             more = len(differences) - 10
             listed = "; ".join(differences[:10]) + (f"; and {more} more" if more > 0 else "")
+            hint = (
+                "name an experiment of the same architecture and sizes "
+                f"({self.run.config} is the one it was made with)"
+            )
+            absent = (*found.missing, *found.missing.values())  # of stacks and of layers
+            if any(path.replace(_ADAPTED, "/dot/") in stored for path in absent):
+                hint = (
+                    "it is quantized, and has no adapters yet: train them from the directory that "
+                    "it was made of, then run `axcore quantize` on that run"
+                )
             raise CheckpointError(
                 f"it holds another model than the experiment's: {listed}",
                 code="AX606",
                 where=str(self.run.root),
-                hint="name an experiment of the same architecture and sizes "
-                f"({self.run.config} is the one it was made with)",
+                hint=hint,
             )
 
     def read(

@@ -95,6 +95,11 @@ def test_a_quantized_directory_generates_and_does_not_pass_for_a_plain_one(delay
         train(experiment(), out=tmp_path / "run", instance=resolve_instance("cpu"), init_from=out)
     assert error.value.code == "AX606"
     assert not (tmp_path / "run").exists()
+    text = (out / "config.txt").read_text()
+    stored = Config.from_text(text, trusted=tuple(host().trusted_packages()))
+    tuned = apply_modifier(stored, LoRAModifier.Config(rank=2, targets="**/up"))
+    with pytest.raises(CheckpointError, match="quantize` on that run"):
+        train(tuned, out=tmp_path / "run", instance=resolve_instance("cpu"), init_from=out)
 
 
 def test_an_adapter_trains_on_beside_quantized_weights(delayed, tmp_path):

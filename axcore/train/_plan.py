@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axcore.config import Config
+from axcore.config import Config, apply_modifier
 from axcore.errors import AotError, AxcoreError, PlanError, PluginError
 from axcore.parallel import resolve_instance
 from axcore.parallel.cost import StepPrediction, predict_step
 from axcore.parallel.plan import Objective, Plan, Ranked, budget_bytes, rule_text, search
 from axcore.plugins import Instance, host, pattern_matches
-from axcore.quantization import QuantizeModifier
+from axcore.quantization import QuantizeModifier, check_instance
 from axcore.train._aot import aot
 from axcore.train.assemble import Assembled
 
@@ -124,11 +124,14 @@ def plan(
 
     Raises:
         PluginLookupError: A recipe or the instance is unknown.
+        ConfigError: The instance cannot run a recipe (AX435, AX990, AX991).
         AxcoreError: The experiment cannot be put together.
     """
     say = progress or (lambda text: None)
     base = assemble_with(((instance, ()),))
     recipes = tuple((name, _recipe(name)) for name in quantizations)
+    for _, recipe in recipes:
+        check_instance(apply_modifier(base.cfg, recipe), base.instance)
 
     def looked(count: int) -> None:
         if count % 200 == 0:

@@ -15,7 +15,7 @@ from axcore.parallel import MeshShape, build_mesh, resolve_instance
 from axcore.parallel.aot import compiler_for
 from axcore.plugins import host
 from axcore.quantization import QuantizeModifier, check_instance
-from axcore.train import assemble
+from axcore.train import assemble, plan
 
 aot = [
     pytest.mark.aot,
@@ -117,6 +117,18 @@ def test_products_in_blocks_are_refused_on_several_gpus(machine):
     runs = str(raised.value.hint).split(": ")[1].split(", ")
     assert {"fp8", "fp8-delayed"} <= {*runs} and "mxfp8" not in runs
     check_instance(layer("fp8"), resolve_instance(machine))
+
+
+@pytest.mark.parametrize(
+    ("machine", "recipe", "code"),
+    [("gpu-b200-8", "mxfp8", "AX990"), ("gpu-a100-80-8", "fp8", "AX435")],
+)
+def test_no_plan_has_a_recipe_that_the_machine_cannot_run(machine, recipe, code):
+    def on_machine(rules):
+        return assemble(experiments.get("tiny-lm"), instance=machine, rules=rules)
+
+    with pytest.raises(ConfigError, match=code):
+        plan(on_machine, machine, quantizations=(recipe,), verify=0)
 
 
 def test_one_gpu_multiplies_blocks_with_the_option_that_it_needs():

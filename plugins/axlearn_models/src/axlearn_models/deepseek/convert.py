@@ -105,11 +105,11 @@ class _DeepSeek(ModelFamily):
         return mixture_verified(self, cfg, out | self._say_router(mixtures_of(cfg)[0]))
 
     @abc.abstractmethod
-    def _read_router(self, settings: Settings, moe: Any) -> None:
+    def _read_router(self, settings: Settings, layer: Any) -> None:
         """Gives the router of a mixture what the settings say of it."""
 
     @abc.abstractmethod
-    def _say_router(self, moe: Any) -> dict[str, Any]:
+    def _say_router(self, layer: Any) -> dict[str, Any]:
         """The inverse of :meth:`_read_router`."""
 
 
@@ -123,21 +123,21 @@ class HuggingFaceDeepseekV3(_DeepSeek):
     architecture = "DeepseekV3ForCausalLM"
     _member, _model_type = "deepseek-V3", "deepseek_v3"
 
-    def _read_router(self, settings: Settings, moe: Any) -> None:
+    def _read_router(self, settings: Settings, layer: Any) -> None:
         settings.expect("scoring_func", "sigmoid", default="sigmoid")
         settings.expect("topk_method", "noaux_tc", default="noaux_tc")
-        moe.router.set(
+        layer.router.set(
             normalize=given(settings, "norm_topk_prob", bool, True),
             num_groups=given(settings, "n_group", int, 1),
             num_chosen_groups=given(settings, "topk_group", int, 1),
         )
 
-    def _say_router(self, moe: Any) -> dict[str, Any]:
-        router = moe.router
+    def _say_router(self, layer: Any) -> dict[str, Any]:
+        router = layer.router
         return {
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
-            "norm_topk_prob": normalizes(moe),
+            "norm_topk_prob": normalizes(layer),
             "n_group": router.num_groups,
             "topk_group": router.num_chosen_groups,
             "rope_interleave": True,
@@ -150,16 +150,16 @@ class HuggingFaceDeepseekV2(_DeepSeek):
     architecture = "DeepseekV2ForCausalLM"
     _member, _model_type = "deepseek-V2", "deepseek_v2"
 
-    def _read_router(self, settings: Settings, moe: Any) -> None:
+    def _read_router(self, settings: Settings, layer: Any) -> None:
         settings.expect("scoring_func", "softmax", default="softmax")
         settings.expect("norm_topk_prob", False, default=False)
         grouped = settings.expect("topk_method", "greedy", "group_limited_greedy", default="greedy")
         groups = [given(settings, name, int, 1) for name in ("n_group", "topk_group")]
         groups = groups if grouped == "group_limited_greedy" else [1, 1]
-        moe.router.set(num_groups=groups[0], num_chosen_groups=groups[1])
+        layer.router.set(num_groups=groups[0], num_chosen_groups=groups[1])
 
-    def _say_router(self, moe: Any) -> dict[str, Any]:
-        router = moe.router
+    def _say_router(self, layer: Any) -> dict[str, Any]:
+        router = layer.router
         grouped = router.num_groups > 1
         return {
             "scoring_func": "softmax",

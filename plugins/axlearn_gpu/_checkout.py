@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.metadata
 import importlib.util
+import shutil
 import sys
 import tempfile
 import tomllib
@@ -44,6 +46,7 @@ def use_checkout(root: Path) -> None:
         root: The checkout.
     """
     metadata = Path(tempfile.mkdtemp(prefix="axcore-device-check-"))
+    atexit.register(shutil.rmtree, metadata, ignore_errors=True)
     projects = [root, *sorted(p.parent for p in root.glob("plugins/*/pyproject.toml"))]
     for folder in projects:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]

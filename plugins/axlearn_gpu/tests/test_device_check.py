@@ -13,16 +13,18 @@ SCRIPT = Path(__file__).parents[1] / "device_check.py"
 
 def run(tmp_path, *arguments):
     """Runs the script in another folder; returns its exit code and report."""
-    out = tmp_path / "report.json"
+    out, temporary = tmp_path / "report.json", tmp_path / "temporary"
+    temporary.mkdir()
     result = subprocess.run(
         [sys.executable, str(SCRIPT), "--out", str(out), *arguments],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(temporary)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert out.exists(), result.stderr[-3000:]
+    assert not list(temporary.glob("axcore-*"))
     return result.returncode, json.loads(out.read_text())
 
 

@@ -11,15 +11,43 @@ import jax
 import numpy as np
 
 from axcore.checkpoint import BaseCheckpointer, stack_form
-from axcore.errors import CheckpointError
+from axcore.errors import CheckpointError, TrainError
 from axcore.quantization import is_recipe_state
 from axcore.train._paths import flatten, unflatten
 from axcore.train.rundir import RunDir
 
-__all__ = ["InitialWeights"]
+__all__ = ["InitialWeights", "check_is_run"]
 
 _TOKENIZER = "axcore_tokenizer.json"
 _ADAPTED = "/dot/base/"  # where an adapter has the product that it wraps
+
+
+def check_is_run(checkpointer: Any, run: RunDir) -> None:
+    """Checks that an output directory is none whose model was made, not trained, there.
+
+    Args:
+        checkpointer: Of that directory, opened. One that cannot describe steps is not asked.
+        run: The directory.
+
+    Raises:
+        TrainError: Its newest checkpoint has parameters, and nothing of a learner.
+    """
+    describe = getattr(checkpointer, "describe", None)
+    steps = checkpointer.steps()
+    if describe is None or not steps:
+        return
+    try:
+        paths = describe(steps[-1])
+    except CheckpointError:  # a damaged step; which one is taken instead is decided later
+        return
+    if all(path.startswith("model/") for path in paths):
+        raise TrainError(
+            "the output directory holds a model and no run that can go on: its checkpoint has "
+            "parameters, and nothing of a learner",
+            code="AX981",
+            where=str(run.root),
+            hint=f"--init-from {run.root} --out OTHER starts a run with its parameters",
+        )
 
 
 class InitialWeights:

@@ -20,12 +20,12 @@ import jax
 from axcore import ops
 from axcore.checkpoint import BaseCheckpointer
 from axcore.data import BaseInput, BatchIterator
-from axcore.errors import CheckpointError, TrainError
+from axcore.errors import TrainError
 from axcore.parallel import prepare_host, select_devices
 from axcore.plugins import Instance, host
 from axcore.train._compile_cache import CompileCacheUse
 from axcore.train._flat_metrics import flat_metrics
-from axcore.train._init_from import InitialWeights
+from axcore.train._init_from import InitialWeights, check_is_run
 from axcore.train._processes import check_same, gather_json
 from axcore.train._program import EvalProgram, Program
 from axcore.train._report import (
@@ -118,7 +118,7 @@ def _train(
     devices = select_devices(instance)
     program = Program(trainer, instance, devices)
     ready = _Run(cfg, run, trainer, program, data, start, notes, cache_use)
-    ready.check_goes_on()
+    check_is_run(ready.checkpointer, ready.run)
     if init_from is not None:
         ready.start_from(init_from)
     for evaler in ready.evalers.values():
@@ -273,25 +273,6 @@ class _Run:
         self.evals = {k: dict(v) for k, v in extra["evals"].items()}
         _log.info("resuming from step %d of %s", found, self.run.root)
         return state, found
-
-    def check_goes_on(self) -> None:
-        """Raises TrainError where the directory holds a model that was made, not trained, there."""
-        describe = getattr(self.checkpointer, "describe", None)
-        steps = self.checkpointer.steps()
-        if describe is None or not steps:
-            return
-        try:
-            paths = describe(steps[-1])
-        except CheckpointError:  # a damaged step; which one is taken instead is decided later
-            return
-        if all(path.startswith("model/") for path in paths):
-            raise TrainError(
-                "the output directory holds a model and no run that can go on: its checkpoint has "
-                "parameters, and nothing of a learner",
-                code="AX981",
-                where=str(self.run.root),
-                hint=f"--init-from {self.run.root} --out OTHER starts a run with its parameters",
-            )
 
     def start_from(self, directory: str | Path) -> None:
         """Lets a new run begin with the parameters of a model directory, checked now."""

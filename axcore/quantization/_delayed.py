@@ -63,8 +63,7 @@ class DelayedFp8Dot(QuantizedDot):
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
-        for name in ("dtype", "grad_dtype"):
-            check_float8(self, name)
+        check_float8(self)
         if cfg.history_length < 1 or not cfg.headroom >= 1.0:
             raise ConfigError(
                 f"history_length is {cfg.history_length} and headroom {cfg.headroom}, expected at "
@@ -95,21 +94,19 @@ class DelayedFp8Dot(QuantizedDot):
             grad=Operand(cfg.grad_dtype, "channel" if groups else cfg.granularity),
             precision=cfg.precision,
         )
-        length = cfg.history_length
+        shape, axes = ((), ()) if weight is None else (weight.shape, weight.axes)
         scalar = ParameterSpec((), "float32", (), Zeros(), kind="state", optional=True)
         self._magnitude_specs = {
             name: dataclasses.replace(
-                scalar,
-                shape=tuple(weight.shape[d] for d in kept) if weight is not None else (),
-                axes=tuple(weight.axes[d] for d in kept) if weight is not None else (),
+                scalar, shape=tuple(shape[d] for d in kept), axes=tuple(axes[d] for d in kept)
             )
             for name, kept in self._kept.items()
         }
         histories = self._magnitude_specs if groups else {_LHS: scalar, **self._magnitude_specs}
         for name, spec in histories.items():
+            whole = (cfg.history_length, *spec.shape)
             self._add_parameter(
-                name,
-                dataclasses.replace(spec, shape=(length, *spec.shape), axes=(None, *spec.axes)),
+                name, dataclasses.replace(spec, shape=whole, axes=(None, *spec.axes))
             )
 
     @property

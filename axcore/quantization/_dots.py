@@ -170,8 +170,7 @@ class Fp8Dot(QuantizedDot):
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
-        for name in ("dtype", "grad_dtype"):
-            check_float8(self, name)
+        check_float8(self)
         self.plan = Plan(
             lhs=Operand(cfg.dtype, cfg.granularity),
             rhs=Operand(cfg.dtype, cfg.granularity),
@@ -200,8 +199,7 @@ class MxFp8Dot(QuantizedDot):
 
     def __init__(self, cfg: Config, *, parent: Module | None = None):
         super().__init__(cfg, parent=parent)
-        for name in ("dtype", "grad_dtype"):
-            check_float8(self, name)
+        check_float8(self)
         if cfg.block < 2:
             raise ConfigError(
                 f"block is {cfg.block}, expected at least 2",
@@ -239,15 +237,17 @@ class Int4Dot(QuantizedDot):
         )
 
 
-def check_float8(module: Module, name: str) -> None:
+def check_float8(module: Module) -> None:
+    """Raises ConfigError unless a product's dtype and that of its gradient are float8."""
     cfg: Any = module.cfg
-    value = getattr(cfg, name)
-    if value not in _FLOAT8:
-        raise ConfigError(
-            f"{name} is {value!r}, expected one of {', '.join(_FLOAT8)}",
-            code="AX433",
-            where=_where(module, name),
-        )
+    for name in ("dtype", "grad_dtype"):
+        value = getattr(cfg, name)
+        if value not in _FLOAT8:
+            raise ConfigError(
+                f"{name} is {value!r}, expected one of {', '.join(_FLOAT8)}",
+                code="AX433",
+                where=_where(module, name),
+            )
 
 
 def _where(module: Module, name: str) -> str:

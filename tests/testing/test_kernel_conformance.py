@@ -89,11 +89,9 @@ def test_an_op_without_cases_asks_for_them():
         Suite().cases()
 
 
-def test_the_suite_catches_a_kernel_that_is_wrong_on_shards(monkeypatch):
-    def over_rows(x, scale=None, *, eps):
-        """Wrong by a factor that depends on the rows of the device."""
-        return ops.reference("rms_norm")(x, scale, eps=eps) * jnp.sqrt(x.shape[0])
-
+@pytest.fixture
+def acme_rms_norm(monkeypatch):
+    """Registers acme's RMSNorm, which may be split over rows, as the only kernel."""
     spec = KernelSpec(
         op="rms_norm",
         implementation="acme",
@@ -104,6 +102,13 @@ def test_the_suite_catches_a_kernel_that_is_wrong_on_shards(monkeypatch):
     fake = types.SimpleNamespace(kernels=Registry("kernels", {spec.name: (spec, "acme")}, tuple))
     for module in ("axcore.plugins", "axcore.testing._kernels", "axcore.testing._sharded_op"):
         monkeypatch.setattr(f"{module}.host", lambda: fake)
+
+
+@pytest.mark.usefixtures("acme_rms_norm")
+def test_the_suite_catches_a_kernel_that_is_wrong_on_shards():
+    def over_rows(x, scale=None, *, eps):
+        """Wrong by a factor that depends on the rows of the device."""
+        return ops.reference("rms_norm")(x, scale, eps=eps) * jnp.sqrt(x.shape[0])
 
     class Suite(KernelConformance):
         op = "rms_norm"
@@ -120,7 +125,8 @@ def test_the_suite_catches_a_kernel_that_is_wrong_on_shards(monkeypatch):
         suite.test_sharded_equals_unsharded()
 
 
-def test_the_suite_catches_a_gradient_that_is_wrong_on_shards(monkeypatch):
+@pytest.mark.usefixtures("acme_rms_norm")
+def test_the_suite_catches_a_gradient_that_is_wrong_on_shards():
     """The derivative of the scale sums over rows, and each device has its own."""
 
     @jax.custom_vjp
@@ -133,16 +139,6 @@ def test_the_suite_catches_a_gradient_that_is_wrong_on_shards(monkeypatch):
         return d_x, d_scale * saved[0].shape[0] / 2  # right for the two rows of the case alone
 
     scaled.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), backward)
-    spec = KernelSpec(
-        op="rms_norm",
-        implementation="acme",
-        platforms=("*",),
-        target="nowhere:rms_norm",
-        partitioning={"x": ("batch",)},
-    )
-    fake = types.SimpleNamespace(kernels=Registry("kernels", {spec.name: (spec, "acme")}, tuple))
-    for module in ("axcore.plugins", "axcore.testing._kernels", "axcore.testing._sharded_op"):
-        monkeypatch.setattr(f"{module}.host", lambda: fake)
 
     class Suite(KernelConformance):
         op = "rms_norm"
